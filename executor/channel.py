@@ -1,0 +1,80 @@
+"""ZeroMQ sockets between our processes: addresses, high-water marks, sizes, linger.
+
+All of them are PUSH -> PULL. The receiver binds, so a sender may be replaced at any time. ``ipc://`` sockets lie in a
+directory that only we can enter; ``tcp://`` is refused, since nothing on it would be authenticated (CURVE is not set up).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import zmq
+
+from executor.wire import MAX_FRAME
+
+#: Messages, per side of a connection. A worker that has this many steps waiting is slow: the executor then joins steps.
+STEPS_HWM = 64
+#: Submits, aborts and emissions are bounded by admission; the mark is only a backstop against a process that hangs.
+CONTROL_HWM = 100_000
+
+
+class AddressError(ValueError):
+    """An address that must not be used; the message says why."""
+
+
+def check_address(address: str) -> None:
+    """Refuse everything but ``inproc://`` and an ``ipc://`` path in a private directory."""
+    scheme, _, path = address.partition("://")
+    if scheme == "inproc" and path:
+        return
+    if scheme == "tcp":
+        raise AddressError(f"{address}: tcp:// is refused without CURVE keys; use ipc://")
+    if scheme != "ipc" or not path:
+        raise AddressError(f"{address}: not an ipc:// address")
+    mode = stat.S_IMODE(os.stat(Path(path).parent).st_mode)
+    if mode & 0o077:
+        raise AddressError(f"{address}: the directory has mode {mode:04o}; it must not be open to others (0700)")
+
+
+def bind_pull(context: zmq.Context[zmq.Socket[bytes]], address: str, hwm: int = CONTROL_HWM) -> zmq.Socket[bytes]:
+    """A receiving socket. zmq.ZMQError if the address is taken."""
+    check_address(address)
+    socket = context.socket(zmq.PULL)
+    socket.setsockopt(zmq.RCVHWM, hwm)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.bind(address)
+    return socket
+
+
+def connect_push(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, hwm: int = CONTROL_HWM, linger_ms: int = 1000
+) -> zmq.Socket[bytes]:
+    """A sending socket. ``linger_ms``: how long its last messages may still leave once it is closed."""
+    check_address(address)
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.SNDHWM, hwm)
+    socket.setsockopt(zmq.LINGER, linger_ms)
+    socket.connect(address)
+    return socket
+
+
+def drain(socket: zmq.Socket[bytes], limit: int = 256) -> Iterator[bytes]:
+    """Frames that have arrived, at most ``limit``: one busy sender must not keep the loop from everything else."""
+    for _ in range(limit):
+        try:
+            yield socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+
+def try_send(socket: zmq.Socket[bytes], frame: bytes) -> bool:
+    """Send without waiting; False when the receiver's queue is full."""
+    try:
+        socket.send(frame, zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    return True

@@ -1,0 +1,393 @@
+"""An engine without a model: it emits token streams that are given, or made up by rule, at a chosen pace.
+
+Tests and benchmarks stand on it. Its configuration is a mapping; unknown keys and wrong values raise ValueError naming
+the key.
+
+========================  ============================================================================================
+key                       meaning (default)
+========================  ============================================================================================
+``vocab_size``            ids are in ``range(vocab_size)`` (32000)
+``max_model_len``         prompt and generated ids of one output (2**20)
+``eos_token_ids``         the "model's" end-of-sequence ids; synthetic streams never emit them ([])
+``special_token_ids``     further ids that synthetic streams never emit ([])
+``step_interval``         seconds between steps; 0: every ``collect()`` makes one (0)
+``batch_size``            outputs per step at most; the others wait until one ends (256)
+``tokens_per_step``       ids per output and step, as of speculative decoding (1)
+``scripts``               list of given streams, below; none: all streams are synthetic ([])
+``rule``                  which script an output takes: ``order``, ``rid`` or ``prompt`` (order)
+========================  ============================================================================================
+
+**Scripts.** Each is a mapping: ``token_ids``; ``finish_reason`` (``stop``, ``length`` or ``error``; default ``stop``);
+``stop_token_id`` (optional: the last of ``token_ids``, the end-of-sequence or stop token that ended it); ``message``
+(with ``error``); ``logprobs`` (optional, per id ``{"logprob": float, "top": [[id, logprob], ...]}``); ``prompt`` (ids,
+for the rule ``prompt``). This is an output of a recording, with two more keys.
+
+- ``order``: the n-th output added takes script n, modulo their number.
+- ``rid``: output i of request r takes script r + i, modulo their number.
+- ``prompt``: the scripts whose ``prompt`` is the longest that the output's prompt starts with; output i takes the i-th of
+  them, modulo their number. An output that no script fits is synthetic.
+
+A script ends with its own finish. Earlier ends come first: an end-of-sequence id (unless ``ignore_eos``) or an id of
+``stop_token_ids``, after ``min_tokens``, ends an output with ``stop``; ``max_tokens`` with ``length``.
+
+**Synthetic streams** end at ``max_tokens`` unless the request's ``stop_token_ids`` come first. The next id is a function
+of the output's index and all ids before it, prompt and generated: a CRC-32 that each new id extends. So a stream is a
+function of (prompt, index, position), and one that is resumed with its history as part of the prompt goes on as it
+would have. Scripts found by ``prompt`` resume too: what follows the script's prompt and is its beginning is its history.
+
+**Pace.** With an interval, the n-th step is due n intervals after there was something to do; a ``collect()`` that comes
+late makes the steps it missed, up to :data:`MAX_CATCH_UP`, as a GPU would have. The clock is an argument, so a test
+needs no waiting.
+
+Sampling values mean nothing here, and all are accepted. Log-probabilities, where asked for, are made up from the ids
+unless the script has them. A row costs 0.5 µs for a synthetic id, with 4096 outputs in a step.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from typing import Any
+
+from executor.engines.base import EngineInfo, StepRow, TokenLogprob, UnsupportedError
+from executor.request import SamplingParams
+
+#: Missed steps that one collect() makes good: enough for a slow loop, few enough that a stopped one comes back.
+MAX_CATCH_UP = 16
+
+RULES = ("order", "rid", "prompt")
+FINISH_REASONS = ("stop", "length", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A given stream; see the module's docstring."""
+
+    token_ids: Sequence[int]
+    finish_reason: str = "stop"
+    stop_token_id: int | None = None
+    message: str = "the recorded engine failed"
+    logprobs: Sequence[Mapping[str, Any]] | None = None
+    prompt: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        _require(_are_ids(self.token_ids), "token_ids", "a list of token ids")
+        _require(_are_ids(self.prompt), "prompt", "a list of token ids")
+        _require(self.finish_reason in FINISH_REASONS, "finish_reason", f"one of {', '.join(FINISH_REASONS)}")
+        last = self.token_ids[-1] if self.token_ids else None
+        _require(self.stop_token_id in (None, last), "stop_token_id", "the last of token_ids")
+        count = len(self.token_ids)
+        _require(self.logprobs is None or len(self.logprobs) == count, "logprobs", f"a list of {count}, one per id")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayConfig:
+    """The configuration, checked; see the module's docstring."""
+
+    vocab_size: int = 32000
+    max_model_len: int = 1 << 20
+    eos_token_ids: Sequence[int] = ()
+    special_token_ids: Sequence[int] = ()
+    step_interval: float = 0.0
+    batch_size: int = 256
+    tokens_per_step: int = 1
+    scripts: Sequence[Script] = ()
+    rule: str = "order"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "max_model_len", "batch_size", "tokens_per_step"):
+            _require(_is_int(getattr(self, name)) and getattr(self, name) >= 1, name, "an integer >= 1")
+        for name in ("eos_token_ids", "special_token_ids"):
+            _require(_are_ids(getattr(self, name)), name, "a list of token ids")
+        interval = self.step_interval
+        _require(isinstance(interval, (int, float)) and interval >= 0, "step_interval", "seconds >= 0")
+        _require(self.rule in RULES, "rule", f"one of {', '.join(RULES)}")
+        silent = {*self.eos_token_ids, *self.special_token_ids}
+        _require(len(silent) < self.vocab_size, "vocab_size", "more than the ids that are never emitted")
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> ReplayConfig:
+        """Check a plain mapping. Raises ValueError naming the key."""
+        values = dict(config)
+        _known(values, cls, "")
+        scripts = values.get("scripts") or ()
+        _require(isinstance(scripts, Sequence), "scripts", "a list")
+        values["scripts"] = tuple(_script(n, script) for n, script in enumerate(scripts))
+        return cls(**values)
+
+
+def _script(n: int, script: Mapping[str, Any]) -> Script:
+    _require(isinstance(script, Mapping), f"scripts[{n}]", "a mapping")
+    _known(script, Script, f"scripts[{n}].")
+    _require("token_ids" in script, f"scripts[{n}].token_ids", "given")
+    try:
+        return Script(**script)
+    except ValueError as error:
+        raise ValueError(f"scripts[{n}].{error}") from None
+
+
+def _known(values: Mapping[str, Any], kind: type, prefix: str) -> None:
+    names = {f.name for f in fields(kind)}
+    for name in values:
+        if name not in names:
+            raise ValueError(f"{prefix}{name}: no such key; there are {', '.join(sorted(names))}")
+
+
+def _require(holds: bool, name: str, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}: must be {what}")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_ids(values: Any) -> bool:
+    return isinstance(values, Sequence) and all(_is_int(value) and value >= 0 for value in values)
+
+
+@dataclass(slots=True, eq=False)
+class _Output:
+    """An output in the making."""
+
+    rid: int
+    index: int
+    #: the finish at the end of this many ids, when no id ends it before
+    end: int
+    finish: str
+    #: ids that end the output, from the position ``min_tokens`` on
+    ending: frozenset[int]
+    min_tokens: int
+    #: top alternatives per id, or None for no log-probabilities
+    logprobs: int | None
+    #: checksum of all ids so far, for synthetic streams
+    state: int
+    script: Script | None = None
+    #: where in the script the output starts: the history it was resumed with
+    offset: int = 0
+    #: ids emitted
+    made: int = 0
+    cancelled: bool = field(default=False)
+
+
+class ReplayEngine:
+    """An ``Engine`` that needs no weights. clock: seconds, monotonic."""
+
+    def __init__(self, config: Mapping[str, Any] | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = ReplayConfig.of(config or {})
+        self._clock = clock
+        silent = {*self._config.eos_token_ids, *self._config.special_token_ids}
+        self._alphabet = [token for token in range(self._config.vocab_size) if token not in silent]
+        self._packed = [token.to_bytes(4, "little") for token in self._alphabet]
+        self._added = 0
+        self._steps = 0
+        #: when the next step is due; None while nothing runs
+        self._due: float | None = None
+        self._running: list[_Output] = []
+        self._waiting: deque[_Output] = deque()
+        self._outputs: dict[tuple[int, int], _Output] = {}
+
+    def start(self, wake: Callable[[], None]) -> EngineInfo:
+        """Ready at once. ``wake`` is never called: ``poll_timeout`` says when the next step is due."""
+        supported = tuple(f.name for f in fields(SamplingParams))
+        config = self._config
+        return EngineInfo("replay", config.vocab_size, config.max_model_len, supported, tuple(config.eos_token_ids))
+
+    def add(self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Queue one output. Raises UnsupportedError for a prompt that does not fit or an id outside the vocabulary."""
+        self._check(prompt_ids, sampling)
+        self.cancel(rid, index)
+        output = self._output(rid, index, prompt_ids, sampling)
+        self._added += 1
+        self._outputs[rid, index] = output
+        self._waiting.append(output)
+        if self._due is None:
+            self._due = self._clock() + self._config.step_interval
+
+    def _check(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        if not prompt_ids:
+            raise UnsupportedError("prompt: no tokens")
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self._config.vocab_size:
+            raise UnsupportedError(f"prompt: a token id is not in range({self._config.vocab_size})")
+        if sampling.max_tokens < 1:
+            raise UnsupportedError(f"max_tokens: {sampling.max_tokens} is below 1")
+        if len(prompt_ids) + sampling.max_tokens > self._config.max_model_len:
+            raise UnsupportedError(
+                f"max_tokens: a prompt of {len(prompt_ids)} tokens and max_tokens {sampling.max_tokens} exceed the "
+                f"{self._config.max_model_len} tokens this model holds"
+            )
+
+    def _output(self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> _Output:
+        ending = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            ending |= frozenset(self._config.eos_token_ids)
+        script, offset = self._find_script(rid, index, prompt_ids)
+        end, finish = sampling.max_tokens, "length"
+        if script is not None and len(script.token_ids) - offset <= end:
+            end, finish = len(script.token_ids) - offset, script.finish_reason
+        state = zlib.crc32(array("i", prompt_ids).tobytes(), zlib.crc32(index.to_bytes(8, "little")))
+        return _Output(rid, index, end, finish, ending, sampling.min_tokens, sampling.logprobs, state, script, offset)
+
+    def _find_script(self, rid: int, index: int, prompt_ids: Sequence[int]) -> tuple[Script | None, int]:
+        scripts = self._config.scripts
+        if not scripts:
+            return None, 0
+        if self._config.rule == "order":
+            return scripts[self._added % len(scripts)], 0
+        if self._config.rule == "rid":
+            return scripts[(rid + index) % len(scripts)], 0
+        prompt = list(prompt_ids)
+        fitting = [script for script in scripts if prompt[: len(script.prompt)] == list(script.prompt)]
+        longest = max((len(script.prompt) for script in fitting), default=0)
+        fitting = [script for script in fitting if len(script.prompt) == longest]
+        if not fitting:
+            return None, 0
+        script = fitting[index % len(fitting)]
+        history = prompt[longest:]
+        resumes = list(script.token_ids[: len(history)]) == history
+        return script, len(history) if resumes else 0
+
+    def cancel(self, rid: int, index: int) -> None:
+        """No row follows. The output leaves its queue at the next step, so a cancel costs a dictionary look-up."""
+        output = self._outputs.pop((rid, index), None)
+        if output is not None:
+            output.cancelled = True
+
+    def collect(self) -> list[StepRow]:
+        """The rows of all steps that are due."""
+        rows: list[StepRow] = []
+        for _ in range(self._steps_due()):
+            self._step(rows)
+        if not self._outputs:
+            self._due = None
+        return rows
+
+    def _steps_due(self) -> int:
+        if self._due is None:
+            return 0
+        interval = self._config.step_interval
+        if not interval:
+            return 1
+        late = self._clock() - self._due
+        if late < 0:
+            return 0
+        missed = int(late / interval) + 1
+        self._due += missed * interval
+        return min(missed, MAX_CATCH_UP)
+
+    def _step(self, rows: list[StepRow]) -> None:
+        """One step of the batch: everybody running gets ids, those that ended make room."""
+        if len(self._running) < self._config.batch_size and self._waiting:
+            self._admit()
+        count, alive = self._config.tokens_per_step, []
+        for output in self._running:
+            if output.cancelled:
+                continue
+            row = self._scripted(output, count) if output.script is not None else self._synthetic(output, count)
+            rows.append(row)
+            if row.finish_reason is None:
+                alive.append(output)
+            else:
+                del self._outputs[output.rid, output.index]
+        self._running = alive
+        self._steps += 1
+
+    def _admit(self) -> None:
+        room = self._config.batch_size - len(self._running)
+        fresh = (output for output in iter(self._pop_waiting, None))
+        self._running.extend(islice(fresh, room))
+
+    def _pop_waiting(self) -> _Output | None:
+        while self._waiting:
+            output = self._waiting.popleft()
+            if not output.cancelled:
+                return output
+        return None
+
+    def _synthetic(self, output: _Output, count: int) -> StepRow:
+        """The next ids by the rule. This is the loop a benchmark of the whole system pays for; it stays flat."""
+        alphabet, packed, size = self._alphabet, self._packed, len(self._alphabet)
+        state, tokens = output.state, []
+        for _ in range(min(count, output.end - output.made)):
+            place = state % size
+            tokens.append(alphabet[place])
+            state = zlib.crc32(packed[place], state)
+        output.state = state
+        return self._row(output, tokens)
+
+    def _scripted(self, output: _Output, count: int) -> StepRow:
+        assert output.script is not None
+        first = output.offset + output.made
+        return self._row(output, list(output.script.token_ids[first : first + min(count, output.end - output.made)]))
+
+    def _row(self, output: _Output, tokens: list[int]) -> StepRow:
+        stop_token = False
+        if output.ending and not output.ending.isdisjoint(tokens):
+            tokens, stop_token = _cut(tokens, output)
+        first = output.made
+        made = output.made = first + len(tokens)
+        logprobs = None if output.logprobs is None else self._logprobs(output, first, tokens)
+        if stop_token:
+            return StepRow(output.rid, output.index, tokens, "stop", True, "", logprobs)
+        if made < output.end:
+            return StepRow(output.rid, output.index, tokens, None, False, "", logprobs)
+        return self._finished(output, tokens, logprobs)
+
+    def _finished(self, output: _Output, tokens: list[int], logprobs: list[TokenLogprob] | None) -> StepRow:
+        script, message = output.script, ""
+        if script is None or output.finish == "length":
+            return StepRow(output.rid, output.index, tokens, output.finish, False, "", logprobs)
+        if output.finish == "error":
+            message = script.message
+        stop_token = output.finish == "stop" and script.stop_token_id is not None
+        return StepRow(output.rid, output.index, tokens, output.finish, stop_token, message, logprobs)
+
+    def _logprobs(self, output: _Output, first: int, tokens: list[int]) -> list[TokenLogprob]:
+        top = output.logprobs or 0
+        given = output.script.logprobs if output.script is not None else None
+        if given is None:
+            return [self._made_up(token, top) for token in tokens]
+        start = output.offset + first
+        return [_given(entry, top) for entry in given[start : start + len(tokens)]]
+
+    def _made_up(self, token: int, top: int) -> TokenLogprob:
+        """The token first, then its neighbours, each half as likely as the one before."""
+        logprob = -0.5 - (token % 64) / 64
+        vocab = self._config.vocab_size
+        return TokenLogprob(
+            logprob, tuple(((token + n) % vocab, logprob - 0.693147 * n) for n in range(min(top, vocab)))
+        )
+
+    def poll_timeout(self) -> float | None:
+        """Seconds to the next step; None while there is nothing to do."""
+        if self._due is None:
+            return None
+        return max(0.0, self._due - self._clock()) if self._config.step_interval else 0.0
+
+    def stats(self) -> dict[str, Any]:
+        """running, waiting: outputs (those just added and those just cancelled count until the next step); steps."""
+        return {"running": len(self._running), "waiting": len(self._waiting), "steps": self._steps}
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._running, self._due = [], None
+        self._waiting.clear()
+        self._outputs.clear()
+
+
+def _cut(tokens: list[int], output: _Output) -> tuple[list[int], bool]:
+    """The ids up to the one that ends the output, if one of them does."""
+    for n, token in enumerate(tokens):
+        if token in output.ending and output.made + n >= output.min_tokens:
+            return tokens[: n + 1], True
+    return tokens, False
+
+
+def _given(entry: Mapping[str, Any], top: int) -> TokenLogprob:
+    alternatives = tuple((token, logprob) for token, logprob in entry.get("top", ())[:top])
+    return TokenLogprob(entry["logprob"], alternatives)

@@ -1,0 +1,119 @@
+"""The executor process: one inbound socket, one socket per worker, one loop around ``ExecutorCore``.
+
+Config (see ``executor.child``): ``address`` to bind, ``frontends`` to tell about our state, ``engine`` (a name of
+``executor.engines``) and ``engine_args``. Run as ``python -m executor.process`` by the launcher.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import time
+from typing import Any
+
+import zmq
+
+from executor.channel import STEPS_HWM, bind_pull, connect_push, drain, try_send
+from executor.child import Child, run_child
+from executor.core import ExecutorCore
+from executor.engines import engine_factory
+from executor.wire import Status, StepRecords, WireError, WorkerJoined, WorkerLost, decode, encode
+
+logger = logging.getLogger("tailrace.executor")
+
+STATUS_INTERVAL = 1.0
+"""Seconds between two status messages to the front ends."""
+
+RETRY = 0.005
+"""Seconds after which a full worker is tried again."""
+
+
+class ExecutorProcess:
+    """The sockets around an ``ExecutorCore``."""
+
+    def __init__(self, core: ExecutorCore, config: dict[str, Any]) -> None:
+        self.refused_frames = 0
+        self._core = core
+        self._context = zmq.Context()
+        self._inbound = bind_pull(self._context, config["address"])
+        self._frontends = [connect_push(self._context, address) for address in config["frontends"]]
+        self._workers: dict[int, zmq.Socket[bytes]] = {}
+        #: a frame that its worker's full queue has refused; nothing newer may overtake it
+        self._waiting: dict[int, bytes] = {}
+        self._next_status = 0.0
+
+    def run(self, child: Child) -> None:
+        """The loop: wait, take messages, step, send."""
+        poller = zmq.Poller()
+        poller.register(self._inbound, zmq.POLLIN)
+        child.register(poller)
+        while not child.stopping:
+            child.notice(dict(poller.poll(self._timeout_ms())))
+            for frame in drain(self._inbound):
+                self._receive(frame)
+            self._retry()
+            for worker, steps in self._core.step(time.monotonic_ns(), self._waiting):
+                self._send(worker, steps)
+            self._report()
+
+    def close(self) -> None:
+        """Close all sockets; what was sent to a front end may still leave."""
+        self._context.destroy(linger=500)
+
+    def _timeout_ms(self) -> int:
+        """Milliseconds until something has to be done without being woken, rounded up so that the loop does not spin."""
+        due = self._core.poll_timeout()
+        timeout = STATUS_INTERVAL if due is None else min(due, STATUS_INTERVAL)
+        return -int(-1000 * (min(timeout, RETRY) if self._waiting else timeout) // 1)
+
+    def _receive(self, frame: bytes) -> None:
+        try:
+            message = decode(frame)
+        except WireError as error:
+            self.refused_frames += 1
+            logger.warning("refused a frame of %d bytes: %s", len(frame), error)
+            return
+        if isinstance(message, WorkerJoined):
+            self._workers[message.worker] = connect_push(self._context, message.address, STEPS_HWM, linger_ms=0)
+        elif isinstance(message, WorkerLost) and message.worker in self._workers:
+            self._workers.pop(message.worker).close()
+            self._waiting.pop(message.worker, None)
+        self._core.receive(message)
+
+    def _send(self, worker: int, steps: StepRecords) -> None:
+        frame = encode(steps)
+        if not try_send(self._workers[worker], frame):
+            self._waiting[worker] = frame
+
+    def _retry(self) -> None:
+        for worker, frame in list(self._waiting.items()):
+            if try_send(self._workers[worker], frame):
+                del self._waiting[worker]
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now < self._next_status:
+            return
+        self._next_status = now + STATUS_INTERVAL
+        own = {"refused_frames": self.refused_frames, "full_workers": len(self._waiting)}
+        frame = encode(Status(self._core.stats() | own))
+        for socket in self._frontends:
+            try_send(socket, frame)  # a front end that does not read misses a report, no more
+
+
+def main(child: Child) -> None:
+    """Start the engine, say READY, run."""
+    core = ExecutorCore(engine_factory(child.config["engine"])(**child.config["engine_args"]))
+    try:
+        info = core.start(child.wake)
+        process = ExecutorProcess(core, child.config)
+        child.ready(dataclasses.asdict(info))
+        process.run(child)
+        process.close()
+    finally:
+        core.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run_child(main))

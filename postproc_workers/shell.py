@@ -1,0 +1,107 @@
+"""What surrounds a ``PostprocWorker`` wherever it runs: it is built from a config, its queue is drained in one go, its time
+is counted, its recordings are written. Sockets are the caller's: a process of its own (``process.py``) or the front end's
+event loop (``link.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from executor.request import PostprocWorkerConfig
+from executor.wire import Emissions, StepRecords, WireError, decode
+from postproc_workers.hook import load_hook
+from postproc_workers.post_processor import load_post_processors
+from postproc_workers.vocabulary import Vocabulary
+from postproc_workers.worker import PostprocWorker, WorkerOutput
+
+logger = logging.getLogger("tailrace.worker")
+
+STATS_INTERVAL = 1.0
+"""Seconds between two reports of a worker's counters."""
+
+
+class WorkerShell:
+    """Frames in, ``WorkerOutput`` out, with the counters that need a clock.
+
+    config: ``worker`` (its id), ``postproc`` (the fields of PostprocWorkerConfig), ``stream_interval``, ``record_dir``.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.worker_id = int(config["worker"])
+        self.refused_frames = 0
+        postproc = PostprocWorkerConfig(**config["postproc"])
+        self._record_dir = Path(config["record_dir"]) if config.get("record_dir") else None
+        self._worker = PostprocWorker(
+            Vocabulary.load(postproc.tokenizer, size=postproc.vocab_size),
+            load_post_processors(postproc.post_processors),
+            load_hook(postproc.post_processor_hook),
+            worker=self.worker_id,
+            stream_interval=int(config.get("stream_interval", 1)),
+        )
+        self._busy_seconds = 0.0
+        self._queue_age = 0.0
+        self._batch_rows = 0
+        self._next_report = 0.0
+
+    def handle(self, frames: Sequence[bytes]) -> WorkerOutput:
+        """Everything that has arrived, in one go."""
+        begin = time.monotonic()
+        steps = [step for frame in frames if (step := self._decode(frame)) is not None]
+        output = self._worker.receive(steps)
+        for recording in output.recordings:
+            self._write(recording)
+        if steps:
+            # The oldest step has waited longest: its age tells whether this worker keeps up.
+            self._queue_age = max(0.0, begin - steps[0].stamp / 1e9) if steps[0].stamp else 0.0
+            self._batch_rows = sum(len(step.rids) for step in steps)
+        self._busy_seconds += time.monotonic() - begin
+        return output
+
+    def report(self) -> Emissions | None:
+        """The counters, when it is time for them."""
+        now = time.monotonic()
+        if now < self._next_report:
+            return None
+        self._next_report = now + STATS_INTERVAL
+        return Emissions(self.worker_id, (), (), (), (), (), (), b"", self.counters())
+
+    def counters(self) -> dict[str, Any]:
+        """All counters by name; seconds where a name says so."""
+        return dataclasses.asdict(self._worker.stats) | {
+            "open": self._worker.open_requests,
+            "busy_seconds": self._busy_seconds,
+            "queue_age_seconds": self._queue_age,
+            "batch_rows": self._batch_rows,
+            "refused_frames": self.refused_frames,
+        }
+
+    def _decode(self, frame: bytes) -> StepRecords | None:
+        try:
+            message = decode(frame)
+        except WireError as error:
+            self.refused_frames += 1
+            logger.warning("refused a frame of %d bytes: %s", len(frame), error)
+            return None
+        if not isinstance(message, StepRecords):
+            self.refused_frames += 1
+            logger.warning("refused a message of kind %s that is not for a worker", type(message).__name__)
+            return None
+        return message
+
+    def _write(self, recording: dict[str, Any]) -> None:
+        """One file per request; a full disk or a missing directory costs the recording, not the stream."""
+        if self._record_dir is None:
+            return
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", str(recording["name"]))[:120]
+        try:
+            with open(self._record_dir / f"{name}.jsonl", "w", encoding="utf-8") as file:
+                file.write(json.dumps(recording, ensure_ascii=False) + "\n")
+        except OSError as error:
+            logger.error("recording %s was not written: %s", name, error)

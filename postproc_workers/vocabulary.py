@@ -1,0 +1,305 @@
+"""All that post-processing needs of a tokenizer, built once per process and shared by every detokenizer.
+
+Where the structure of the decoder allows it, ids are looked up in tables (`token_tables.py`), which are first compared
+with the library's ``decode`` on pseudo-random sequences of ids; at the first difference, and for every other decoder,
+the vocabulary decodes through the library over a window. So an unknown tokenizer is slow, not wrong.
+
+A ``tokenizer.json`` is read with the ``tokenizers`` package alone: neither transformers nor torch is imported for it,
+which would cost a worker seconds and hundreds of megabytes.
+
+Where transformers is the reference (5.24): its fast tokenizers ignore ``spaces_between_special_tokens``, and so do the
+tables; it is passed on to every other. ``clean_up_tokenization_spaces``, where a tokenizer has it set, is not applied
+to BPE models unless ``clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output`` is set too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import AddedToken, Tokenizer
+
+from postproc_workers.detokenizer import (
+    REPLACEMENT,
+    ByteLevelDetokenizer,
+    ByteTable,
+    CleanUpDetokenizer,
+    Detokenizer,
+    PieceDetokenizer,
+    PieceTable,
+    TextDetokenizer,
+    TokenError,
+    Window,
+    WindowDetokenizer,
+    check_ids,
+)
+from postproc_workers.token_tables import Tokens, agrees, build_table, byte_level_bytes, check_sequences, fallback_byte
+
+__all__ = ["TokenError", "Vocabulary"]
+
+_UNICODE = 0x110000
+#: Ids that are searched for an ordinary word to put before a window.
+_ANCHOR_IDS = 4096
+_FORCED_CLEAN_UP = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+
+#: (ids, skip special tokens, spaces between special tokens) -> text, without clean-up: what tables are held against and
+#: windows are decoded with.
+_Decode = Callable[[list[int], bool, bool], str]
+
+
+class _Source(Protocol):
+    """Where a vocabulary's text comes from. Ids have been checked before."""
+
+    kind: str
+
+    def open(self, skip_special_tokens: bool, spaces: bool, continuation: bool) -> Detokenizer: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class Vocabulary:
+    """Ids, their bytes, and detokenizers for them.
+
+    size: ids in ``range(size)`` are accepted; those without a token have no text.
+    kind: how text is made: ``byte_level``, ``pieces``, ``window`` or ``text``; for logs and tests.
+    """
+
+    __slots__ = ("_clean_up", "_source", "kind", "size")
+
+    def __init__(self, source: _Source, size: int, *, clean_up: bool = False) -> None:
+        self._source = source
+        self._clean_up = clean_up
+        self.size = size
+        self.kind = source.kind
+
+    @classmethod
+    def text(cls) -> Vocabulary:
+        """Ids are Unicode code points: for streams that were recorded as text."""
+        return cls(_TextSource(), _UNICODE)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], *, size: int = 0) -> Vocabulary:
+        """Read a ``tokenizer.json``. size: ids the model may emit; 0 takes the tokenizer's own number."""
+        return cls.from_library(Tokenizer.from_file(os.fspath(path)), size=size)
+
+    @classmethod
+    def from_library(cls, tokenizer: Tokenizer, *, size: int = 0, clean_up: bool = False) -> Vocabulary:
+        """From an object of the ``tokenizers`` package. clean_up: remove spaces as transformers does."""
+        tokens = Tokens(tokenizer, size)
+
+        def decode(ids: list[int], skip: bool, _spaces: bool) -> str:
+            return tokenizer.decode(ids, skip_special_tokens=skip)
+
+        return cls(_library_source(tokens, decode), tokens.size, clean_up=clean_up)
+
+    @classmethod
+    def from_transformers(cls, tokenizer: Any, *, size: int = 0) -> Vocabulary:
+        """From any tokenizer of transformers: fast ones by tables where possible, others through their ``decode``."""
+        decode = _transformers_decode(tokenizer)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if isinstance(backend, Tokenizer):
+            tokens = Tokens(backend, size)
+            clean_up = _cleans_up(lambda name: getattr(tokenizer, name, None), type(backend.model).__name__)
+            return cls(_library_source(tokens, decode), tokens.size, clean_up=clean_up)
+        strings = [_token_string(tokenizer, token_id) for token_id in range(len(tokenizer))]
+        size = size or len(strings)
+        strings = strings[:size] + [None] * (size - len(strings))
+        source = _WindowSource(strings, frozenset(tokenizer.all_special_ids), decode)
+        return cls(source, size, clean_up=_cleans_up(lambda name: getattr(tokenizer, name, None), ""))
+
+    @classmethod
+    def load(cls, source: str, *, size: int = 0) -> Vocabulary:
+        """From a ``tokenizer.json`` file, a directory in Hugging Face layout, or "" for text.
+
+        A directory with a ``tokenizer.json`` is read without transformers, special tokens and the clean-up flag of its
+        ``tokenizer_config.json`` included. Where a class of transformers builds a tokenizer of its own from the files,
+        save its ``backend_tokenizer`` to a file once and load that.
+        """
+        if not source:
+            return cls.text()
+        file = Path(source, "tokenizer.json")
+        if os.path.isfile(source) or source.endswith(".json"):
+            return cls.from_file(source, size=size)
+        if not file.is_file():
+            from transformers import AutoTokenizer
+
+            return cls.from_transformers(AutoTokenizer.from_pretrained(source), size=size)
+        tokenizer, config = Tokenizer.from_file(str(file)), _read_config(file.with_name("tokenizer_config.json"))
+        _add_special_tokens(tokenizer, config)
+        return cls.from_library(
+            tokenizer, size=size, clean_up=_cleans_up(config.get, type(tokenizer.model).__name__)
+        )
+
+    def detokenizer(
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        continuation: bool = False,
+    ) -> Detokenizer:
+        """A detokenizer for one output.
+
+        Its text is ``tokenizer.decode(all ids, skip_special_tokens=..., spaces_between_special_tokens=...)``.
+        continuation: the output goes on from a prompt, so a space before its first word, which ``decode`` strips at the
+        start of a text, stays.
+        """
+        inner = self._source.open(skip_special_tokens, spaces_between_special_tokens, continuation)
+        return CleanUpDetokenizer(self.size, inner) if self._clean_up else inner
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's raw bytes, not always UTF-8; a special token's literal text; b"" without a token."""
+        if type(token_id) is not int or not 0 <= token_id < self.size:
+            check_ids((token_id,), self.size)
+        return self._source.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """The token's bytes as text, with U+FFFD for what is not UTF-8."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+
+class _TextSource:
+    """Code points."""
+
+    kind = "text"
+
+    def open(self, skip_special_tokens: bool, spaces: bool, continuation: bool) -> Detokenizer:
+        return TextDetokenizer(_UNICODE)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return TextDetokenizer(_UNICODE).decode((token_id,)).encode()
+
+
+class _TableSource:
+    """Tables of either exact kind."""
+
+    def __init__(self, tokens: Tokens, table: ByteTable) -> None:
+        self.kind = "pieces" if isinstance(table, PieceTable) else "byte_level"
+        self._table = table
+        #: Bytes of the tokens that are not just the text of the table.
+        self._bytes = {**table.partial, **{i: (tokens.strings[i] or "").encode() for i in tokens.special}}
+
+    def open(self, skip_special_tokens: bool, spaces: bool, continuation: bool) -> Detokenizer:
+        if isinstance(self._table, PieceTable):
+            return PieceDetokenizer(self._table, skip_special_tokens=skip_special_tokens, continuation=continuation)
+        return ByteLevelDetokenizer(self._table, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        data = self._bytes.get(token_id)
+        return (self._table.shown[token_id] or "").encode() if data is None else data
+
+
+class _WindowSource:
+    """The library's own decode, over a window of ids."""
+
+    kind = "window"
+
+    def __init__(self, strings: Sequence[str | None], special: frozenset[int], decode: _Decode) -> None:
+        """strings: id -> token string, None where there is no token."""
+        self._strings = strings
+        self._special = special
+        self._decode = decode
+        self._absent = frozenset(token_id for token_id, string in enumerate(strings) if string is None)
+        self._anchor = self._find_anchor()
+        self._windows: dict[tuple[bool, bool], Window] = {}
+
+    def _find_anchor(self) -> tuple[int, ...]:
+        """An id that decodes to a word, rather one that puts no space between itself and itself."""
+        spaced: tuple[int, ...] = ()
+        for token_id in range(min(_ANCHOR_IDS, len(self._strings))):
+            if token_id in self._absent or token_id in self._special:
+                continue
+            word = self._decode([token_id], False, True)
+            if not (word.isascii() and word.isalnum()):
+                continue
+            if self._decode([token_id, token_id], False, True) == word * 2:
+                return (token_id,)
+            spaced = spaced or (token_id,)
+        return spaced
+
+    def open(self, skip_special_tokens: bool, spaces: bool, continuation: bool) -> Detokenizer:
+        flags = skip_special_tokens, spaces
+        if flags not in self._windows:
+            self._windows[flags] = self._window(*flags)
+        return WindowDetokenizer(self._windows[flags], continuation=continuation)
+
+    def _window(self, skip: bool, spaces: bool) -> Window:
+        silent = self._absent | self._special if skip else self._absent
+        return Window(len(self._strings), lambda ids: self._decode(ids, skip, spaces), silent, self._anchor)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        string = self._strings[token_id]
+        if string is None or token_id in self._special:
+            return (string or "").encode()
+        # Behind a word, so that a space in front of the token shows.
+        before = self._decode([*self._anchor], False, True)
+        text = self._decode([*self._anchor, token_id], False, True)
+        text = text[len(before) :] if text.startswith(before) else ""
+        if not text or REPLACEMENT in text:
+            return fallback_byte(string) or byte_level_bytes(string)
+        return text.encode()
+
+
+def _library_source(tokens: Tokens, decode: _Decode) -> _Source:
+    """Tables if there are any that agree with the library, else a window."""
+    table = build_table(tokens)
+    if table is not None:
+        source = _TableSource(tokens, table)
+        sequences = check_sequences(tokens)
+        if all(_agrees(sequences, source, decode, skip) for skip in (True, False)):
+            return source
+    return _WindowSource(tokens.strings, tokens.special, decode)
+
+
+def _agrees(sequences: list[list[int]], source: _TableSource, decode: _Decode, skip: bool) -> bool:
+    # Spaces would show between special tokens that are shown: ask for them there.
+    return agrees(sequences, lambda: source.open(skip, not skip, False), lambda ids: decode(ids, skip, not skip))
+
+
+def _transformers_decode(tokenizer: Any) -> _Decode:
+    """The tokenizer's ``decode`` without clean-up; without the flag for spaces where it is refused (mistral-common)."""
+
+    def decode(ids: list[int], skip: bool, spaces: bool) -> str:
+        flags = {"spaces_between_special_tokens": spaces} if accepted else {}
+        text = tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False, **flags)
+        return str(text)
+
+    accepted = True
+    try:
+        decode([], False, True)
+    except (TypeError, ValueError):
+        accepted = False
+    return decode
+
+
+def _token_string(tokenizer: Any, token_id: int) -> str | None:
+    """The token of an id; None in a hole of the vocabulary, which some slow tokenizers meet with an exception."""
+    try:
+        string: str | None = tokenizer.convert_ids_to_tokens(token_id)
+    except (LookupError, TypeError, ValueError):
+        return None
+    return string
+
+
+def _cleans_up(get: Callable[[str], Any], model: str) -> bool:
+    """Whether transformers' decode cleans up. get: reads a flag; model: the library's model class, "" without one."""
+    return bool(get("clean_up_tokenization_spaces")) and (model != "BPE" or bool(get(_FORCED_CLEAN_UP)))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    config = json.loads(path.read_text(encoding="utf-8"))
+    return config if isinstance(config, dict) else {}
+
+
+def _add_special_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+    """Mark tokens special that only the configuration names, as transformers does when it loads a tokenizer."""
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    named = [value for key, value in config.items() if key.endswith("_token")]
+    for value in [*named, *(extra.values() if isinstance(extra, dict) else extra)]:
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str) and content and tokenizer.token_to_id(content) is not None:
+            tokenizer.add_special_tokens([AddedToken(content, special=True, normalized=False)])

@@ -1,0 +1,211 @@
+"""PostprocWorker: step records in, emissions out. Pure: it opens no socket, reads no clock and starts no thread, so the
+same object runs in a worker process, in the front end (``num_postprocess_workers = 0``), in a replay and in a test.
+
+What it finds out on the way (an output that ended here) it *returns*; whoever holds it passes the fact upstream.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from executor.engines.base import TokenLogprob
+from executor.wire import BODY, FAILED, REQUEST_END, EmissionRow, Emissions, Finish, Open, Row, StepRecords
+from postproc_workers.hook import HookFactory
+from postproc_workers.post_processor import PostProcessor
+from postproc_workers.spec import SpecError, StreamSpec
+from postproc_workers.stream import RecordCreator, Stream, default_record_creator
+from postproc_workers.vocabulary import TokenError, Vocabulary
+
+logger = logging.getLogger("tailrace.worker")
+
+
+@dataclass(slots=True)
+class WorkerOutput:
+    """What one call of ``receive`` made.
+
+    emissions: one message per front end that has something to get. cancels: (rid, index) the executor has to be told of.
+    recordings: finished requests whose spec asked to be recorded.
+    """
+
+    emissions: dict[int, Emissions] = field(default_factory=dict)
+    cancels: list[tuple[int, int]] = field(default_factory=list)
+    recordings: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class WorkerStats:
+    """Counters since start. rows: as received; coalesced: rows that were joined to an earlier one of the same output
+    because both waited; late: tokens for a request or output that had ended already; failed: requests."""
+
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+    chunks: int = 0
+    coalesced: int = 0
+    late: int = 0
+    failed: int = 0
+    opened: int = 0
+    finished: int = 0
+
+
+class PostprocWorker:
+    """The post-processing of all requests that one worker has: rid -> stream."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        post_processors: Mapping[str, PostProcessor],
+        hook_factory: HookFactory | None = None,
+        *,
+        worker: int = 0,
+        stream_interval: int = 1,
+        record_creator: RecordCreator = default_record_creator,
+    ) -> None:
+        self.stats = WorkerStats()
+        self._vocabulary = vocabulary
+        self._post_processors = post_processors
+        self._hook_factory = hook_factory
+        self._worker = worker
+        self._stream_interval = stream_interval
+        self._record_creator = record_creator
+        #: open requests; one leaves with its last output, so a finished request has no state here
+        self._streams: dict[int, Stream] = {}
+        #: rows waiting to be built into a message, by front end; emptied at the end of each ``receive``
+        self._outbox: dict[int, list[EmissionRow]] = {}
+
+    @property
+    def open_requests(self) -> int:
+        """Requests with an output still open."""
+        return len(self._streams)
+
+    def receive(self, steps: Sequence[StepRecords]) -> WorkerOutput:
+        """Handle all steps that have arrived. A backlog is joined per output first: fewer, larger chunks, the same text."""
+        output = WorkerOutput()
+        if len(steps) > 1 and not self._reopens(steps):
+            for step in steps:
+                self._open_all(step.opens, output)
+            self._run(self._merge(steps), output)
+        else:
+            for step in steps:
+                self._open_all(step.opens, output)
+                self._run(step.rows(), output)
+        self._count(steps)
+        for frontend, rows in self._outbox.items():
+            if rows:
+                output.emissions[frontend] = Emissions.build(self._worker, rows)
+                self.stats.chunks += len(rows)
+                rows.clear()
+        return output
+
+    def _run(self, rows: Iterable[Row], output: WorkerOutput) -> None:
+        streams, outbox = self._streams, self._outbox
+        for rid, index, tokens, finish, logprobs in rows:
+            stream = streams.get(rid)
+            if stream is None:
+                self.stats.late += len(tokens)
+                continue
+            try:
+                payload = stream.step(index, tokens, finish, logprobs)
+            except Exception as error:  # one of the two broad ones: a request fails alone, whatever its stages raise
+                payload = self._fail(stream, index, tokens, logprobs, error)
+            if payload:
+                sent = len(stream.record.updated.token_ids)
+                outbox[stream.frontend].append((rid, stream.epoch, index, sent, stream.flags, payload))
+            if stream.flags or stream.late_tokens:
+                self._settle(stream, output)
+
+    def _fail(
+        self,
+        stream: Stream,
+        index: int,
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprob] | None,
+        error: Exception,
+    ) -> bytes:
+        self.stats.failed += 1
+        if not isinstance(error, TokenError):
+            logger.exception("request %d failed in post-processing", stream.rid)
+            return stream.fail(f"post-processing failed: {type(error).__name__}")
+        logger.warning("request %d: %s", stream.rid, error)
+        # Decoding refuses a row as a whole, so the ids before the bad one have not been read yet.
+        split = stream.good_prefix(tokens)
+        before = stream.step(index, tokens[:split], None, logprobs[:split] if logprobs else None) if split else b""
+        return before + (b"" if stream.record.finished else stream.fail(str(error)))
+
+    def _settle(self, stream: Stream, output: WorkerOutput) -> None:
+        """Take over what a stream reported besides its bytes, and let it go when it is complete."""
+        self.stats.late += stream.late_tokens
+        stream.late_tokens = 0
+        output.cancels += [(stream.rid, index) for index in stream.cancels]
+        stream.cancels.clear()
+        if stream.flags & REQUEST_END:
+            del self._streams[stream.rid]
+            self.stats.finished += 1
+            if (recording := stream.recording()) is not None:
+                output.recordings.append(recording)
+        stream.flags = 0
+
+    def _open_all(self, opens: Iterable[Open], output: WorkerOutput) -> None:
+        for opened in opens:
+            self.stats.opened += 1
+            self._outbox.setdefault(opened.frontend, [])
+            try:
+                self._streams[opened.rid] = self._stream(opened)
+            except (SpecError, ValueError) as error:
+                logger.error("request %d refused: %s", opened.rid, error)
+                self._refuse(opened, str(error), output)
+
+    def _stream(self, opened: Open) -> Stream:
+        spec = StreamSpec.decode(opened.spec)
+        post_processor = self._post_processors.get(spec.post_processor)
+        if post_processor is None:
+            known = ", ".join(sorted(self._post_processors))
+            raise SpecError(f"post_processor: {spec.post_processor!r} is unknown; known: {known}")
+        return Stream(
+            opened,
+            spec,
+            self._vocabulary,
+            post_processor,
+            self._hook_factory,
+            self._record_creator,
+            self._stream_interval,
+        )
+
+    def _refuse(self, opened: Open, message: str, output: WorkerOutput) -> None:
+        """There is no stream to end, hence no format to say it in: the front end words an empty failure itself."""
+        self.stats.failed += 1
+        self._outbox[opened.frontend].append((opened.rid, opened.epoch, 0, 0, REQUEST_END | FAILED | BODY, b""))
+        output.cancels.append((opened.rid, -1))
+
+    def _reopens(self, steps: Sequence[StepRecords]) -> bool:
+        """Whether a request gets opened again: then rows before and after must not be joined."""
+        rids = [opened.rid for step in steps for opened in step.opens]
+        return len(set(rids)) != len(rids) or any(rid in self._streams for rid in rids)
+
+    def _merge(self, steps: Sequence[StepRecords]) -> Iterable[Row]:
+        """The steps' rows with those of one output joined, in the order in which the outputs first appear."""
+        merged: dict[tuple[int, int], tuple[list[int], list[TokenLogprob] | None, list[Finish]]] = {}
+        for step in steps:
+            for rid, index, tokens, finish, logprobs in step.rows():
+                entry = merged.get((rid, index))
+                if entry is None:
+                    merged[rid, index] = (list(tokens), list(logprobs) if logprobs else None, [finish] if finish else [])
+                    continue
+                self.stats.coalesced += 1
+                entry[0].extend(tokens)
+                if logprobs and entry[1] is not None:
+                    entry[1].extend(logprobs)
+                if finish:
+                    entry[2].append(finish)
+        for (rid, index), (ids, entries, finishes) in merged.items():
+            yield rid, index, ids, finishes[0] if finishes else None, entries
+
+    def _count(self, steps: Sequence[StepRecords]) -> None:
+        stats = self.stats
+        stats.steps += len(steps)
+        for step in steps:
+            stats.rows += len(step.rids)
+            stats.tokens += len(step.tokens)

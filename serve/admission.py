@@ -1,0 +1,384 @@
+"""From a parsed request to an admitted one: what to generate, and the spec of the stream that carries it. Pure.
+
+Two questions are kept apart. *May this run here?* is asked by :func:`admit_chat` and :func:`admit_completion`, which
+refuse with a 4xx whatever this server, model or engine cannot honour. *What does its stream look like?* is answered by
+:func:`chat_spec` and :func:`completion_spec`, which refuse nothing: a replay uses them alone, for requests that some
+server has already answered.
+
+Everything random or clock-like arrives in :class:`Minted`. That is what makes a stream a function of its request and
+its tokens, and a resubmitted request the same request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from executor.request import GenerationRequest, SamplingParams
+from postproc_workers.spec import MAX_OUTPUTS, StreamSpec
+from serve.errors import BadRequestError, ContextLengthError, NotFoundError
+from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
+
+AnyRequest = ChatCompletionRequest | CompletionRequest
+
+PROMPT_TAIL = 256  #: characters of a rendered prompt that a post-processor sees
+GREEDY_BELOW = 1e-5  #: dividing logits by less than this overflows; the outcome would be the most likely token anyway
+
+#: fields that a model's generation_config.json may preset
+_PRESET = ("temperature", "top_p", "top_k", "repetition_penalty")
+#: fields that tell who asked; a recording without prompts leaves them out too
+_PERSONAL = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+#: the run of tags and white space that ends a prompt, e.g. ``<think>\n``
+_CLOSING_TAGS = re.compile(r"(?:<[^<>\s]{1,64}>|\[/?\w{1,32}\]|\s)*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What admission knows of the server: fixed once the engine has started.
+
+    model: the name the model is served under.
+    max_model_len: tokens of prompt and answer together; vocab_size: ids are in ``range(vocab_size)``.
+    supported: SamplingParams fields that the engine honours.
+    eos_token_ids: ids that end an output unless ``ignore_eos``.
+    tool_parser, reasoning_parser: names the server was started with, or None.
+    default_sampling: the model's own temperature, top_p, top_k and repetition_penalty, for requests that give none.
+    max_n: choices per prompt at most.
+    record, record_prompts: whether streams are recorded, and whether with their prompts.
+    tokenizer: path that a recording gives for its tokenizer; "" for none.
+    """
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    supported: frozenset[str]
+    eos_token_ids: tuple[int, ...] = ()
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    default_sampling: dict[str, Any] = field(default_factory=dict)
+    max_n: int = 128
+    record: bool = False
+    record_prompts: bool = False
+    tokenizer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Minted:
+    """All that is random or clock-like about a request, made once by the caller.
+
+    rid: our integer id. response_id: the ``id`` that the client sees. created: Unix time, seconds.
+    seed: used when the client gives none, so that a resubmitted request continues the same draw.
+    """
+
+    rid: int
+    response_id: str
+    created: int
+    seed: int
+
+
+# ------------------------------------------------------------------ may this run here?
+
+
+def check_model(name: str | None, facts: ServerFacts) -> None:
+    """Raise NotFoundError unless ``name`` is the served model's, absent or empty."""
+    if name and name != facts.model:
+        raise NotFoundError(f"The model `{name}` does not exist.", param="model", code="model_not_found")
+
+
+def admit_chat(
+    request: ChatCompletionRequest, *, prompt: str, prompt_ids: list[int], facts: ServerFacts, minted: Minted
+) -> GenerationRequest:
+    """Admit a chat request whose messages were rendered to ``prompt`` and tokenized. Raises ApiError (4xx)."""
+    _check_common(request, [prompt_ids], facts, "messages")
+    if request.tools and request.effective_tool_choice != "none" and facts.tool_parser is None:
+        raise _unsupported(
+            "tools", 'the server was started without a tool parser; tool_choice "none" shows the tools only'
+        )
+    if request.stop and not request.stop_in_reasoning and facts.reasoning_parser is not None:
+        raise _unsupported("stop_in_reasoning", "stop strings are looked for in the whole output")
+    sampling = sampling_params(request, facts, len(prompt_ids), minted)
+    spec = chat_spec(
+        request, prompt=prompt, prompt_tokens=len(prompt_ids), facts=facts, minted=minted, streaming=request.stream
+    )
+    return GenerationRequest(minted.rid, [prompt_ids], sampling, spec.encode(), request.n)
+
+
+def admit_completion(
+    request: CompletionRequest,
+    *,
+    prompts: list[list[int]],
+    prompt_texts: list[str],
+    facts: ServerFacts,
+    minted: Minted,
+) -> GenerationRequest:
+    """Admit a completion request with its tokenized prompts. Raises ApiError (4xx).
+
+    prompt_texts: one per prompt; may be "" where the request does not ask for an echo.
+    """
+    _check_common(request, prompts, facts, "prompt")
+    if request.echo and request.logprobs is not None:
+        raise _unsupported("logprobs", "with echo it would need the prompt's log-probabilities, which are not computed")
+    sampling = sampling_params(request, facts, max(map(len, prompts)), minted)
+    spec = completion_spec(
+        request,
+        prompt_tokens=sum(map(len, prompts)),
+        prompt_texts=prompt_texts,
+        facts=facts,
+        minted=minted,
+        streaming=request.stream,
+    )
+    return GenerationRequest(minted.rid, prompts, sampling, spec.encode(), request.n)
+
+
+def _check_common(request: AnyRequest, prompts: Sequence[Sequence[int]], facts: ServerFacts, param: str) -> None:
+    check_model(request.model, facts)
+    for ids in prompts:
+        if not ids:
+            raise _invalid(param, "has no tokens")
+        _check_ids(param, ids, facts)
+    if request.n > facts.max_n:
+        raise _invalid("n", f"must be at most {facts.max_n}, got {request.n}")
+    if request.n * len(prompts) > MAX_OUTPUTS:
+        raise _invalid(
+            "n", f"times the number of prompts must be at most {MAX_OUTPUTS}, got {request.n * len(prompts)}"
+        )
+    _check_stream_options(request)
+
+
+def _check_stream_options(request: AnyRequest) -> None:
+    options = request.stream_options
+    if options.model_fields_set and not request.stream:
+        raise _invalid("stream_options", "is only allowed when stream is true")
+    if options.continuous_usage_stats and not options.include_usage:
+        raise _invalid("stream_options.continuous_usage_stats", "needs include_usage to be true")
+
+
+def _check_ids(param: str, ids: Sequence[int], facts: ServerFacts) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < facts.vocab_size):
+        outside = next(i for i in ids if not 0 <= i < facts.vocab_size)
+        raise _invalid(param, f"holds token id {outside}; the model's ids are 0 to {facts.vocab_size - 1}")
+
+
+def _invalid(param: str, message: str) -> BadRequestError:
+    return BadRequestError(f"{param} {message}.", param=param, code="invalid_value")
+
+
+def _unsupported(param: str, reason: str) -> BadRequestError:
+    return BadRequestError(f"{param} is not supported: {reason}.", param=param, code="unsupported_parameter")
+
+
+# ------------------------------------------------------------------ sampling
+
+
+def sampling_params(request: AnyRequest, facts: ServerFacts, prompt_tokens: int, minted: Minted) -> SamplingParams:
+    """How the request's tokens are drawn. Raises BadRequestError for what does not fit or is not honoured.
+
+    prompt_tokens: length of the longest prompt; without a limit from the client the answer may fill the context.
+    """
+    max_tokens = _max_tokens(request, facts, prompt_tokens)
+    if request.min_tokens > max_tokens:
+        raise _invalid("min_tokens", f"must not exceed the {max_tokens} tokens that may be generated")
+    _check_ids("stop_token_ids", request.stop_token_ids, facts)
+    _check_ids("logit_bias", list(request.logit_bias), facts)
+    asked = _asked(request)
+    for name in SamplingParams(**asked).changed():
+        if name not in facts.supported:
+            raise _unsupported(name, "the engine does not honour it")
+    return SamplingParams(max_tokens=max_tokens, **(_presets(facts, minted) | asked))
+
+
+def _presets(facts: ServerFacts, minted: Minted) -> dict[str, Any]:
+    """What holds where the client gives nothing. A model's preset that the engine does not honour is not the client's
+    fault: it is left out."""
+    presets = _normal(facts.default_sampling) | {"seed": minted.seed}
+    names = facts.supported.intersection((*_PRESET, "seed"))
+    return {name: value for name, value in presets.items() if name in names and value is not None}
+
+
+def _asked(request: AnyRequest) -> dict[str, Any]:
+    """What the client itself asks for, by SamplingParams field; where a model may have presets, only what is given."""
+    given = {name: getattr(request, name) for name in (*_PRESET, "seed")}
+    return {name: value for name, value in _normal(given).items() if value is not None} | {
+        "min_p": request.min_p,
+        "stop_token_ids": tuple(request.stop_token_ids),
+        "ignore_eos": request.ignore_eos,
+        "min_tokens": request.min_tokens,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "logit_bias": request.logit_bias,
+        "logprobs": _logprobs(request),
+    }
+
+
+def _normal(values: dict[str, Any]) -> dict[str, Any]:
+    """One spelling for greedy and for "top_k is off" (-1 in vLLM, 0 in Hugging Face)."""
+    normal = dict(values)
+    if (temperature := normal.get("temperature")) is not None and temperature < GREEDY_BELOW:
+        normal["temperature"] = 0.0
+    if normal.get("top_k") == -1:
+        normal["top_k"] = 0
+    return normal
+
+
+def _logprobs(request: AnyRequest) -> int | None:
+    if isinstance(request, ChatCompletionRequest):
+        return request.top_logprobs if request.logprobs else None
+    return request.logprobs
+
+
+def _max_tokens(request: AnyRequest, facts: ServerFacts, prompt_tokens: int) -> int:
+    """The limit asked for, or all that the context has room for. The wording is one that gateways know."""
+    param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
+    limit = f"This model's maximum context length is {facts.max_model_len} tokens."
+    room = facts.max_model_len - prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"{limit} However, your {param} resulted in {prompt_tokens} tokens, which leaves no room for an answer."
+            f" Please reduce the length of the {param}.",
+            param=param,
+        )
+    asked = request.token_limit
+    if asked is not None and asked > room:
+        raise ContextLengthError(
+            f"{limit} However, you requested {prompt_tokens + asked} tokens ({prompt_tokens} in the {param}, {asked} in"
+            f" the completion). Please reduce the {param} or the completion.",
+            param=_limit_param(request),
+        )
+    return asked or room
+
+
+def _limit_param(request: AnyRequest) -> str:
+    newer = isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None
+    return "max_completion_tokens" if newer else "max_tokens"
+
+
+# ------------------------------------------------------------------ what does its stream look like?
+
+
+def chat_spec(
+    request: ChatCompletionRequest,
+    *,
+    prompt: str,
+    prompt_tokens: int,
+    facts: ServerFacts,
+    minted: Minted,
+    streaming: bool,
+) -> StreamSpec:
+    """The spec of a chat stream. ``prompt`` is the rendered prompt or its tail, ``prompt_tokens`` its length."""
+    tool_choice = request.effective_tool_choice
+    args = _common_args(request, facts, minted) | {
+        "role": "assistant",
+        "logprobs": request.logprobs,
+        "top_logprobs": request.top_logprobs,
+        "tool_parser": facts.tool_parser if tool_choice != "none" else None,
+        "reasoning_parser": facts.reasoning_parser,
+        "tools": request.plain_tools(),
+        "tool_choice": tool_choice,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "include_reasoning": request.include_reasoning,
+        "prompt_tail": prompt[-PROMPT_TAIL:],
+    }
+    recording = _chat_recording(request, prompt, facts, minted) if facts.record else None
+    return _spec(request, "chat", args, request.n, prompt_tokens, streaming, recording)
+
+
+def completion_spec(
+    request: CompletionRequest,
+    *,
+    prompt_tokens: int,
+    prompt_texts: list[str],
+    facts: ServerFacts,
+    minted: Minted,
+    streaming: bool,
+) -> StreamSpec:
+    """The spec of a completion stream: one text per prompt, ``prompt_tokens`` for all of them together."""
+    args = _common_args(request, facts, minted) | {
+        "logprobs": request.logprobs,
+        "echo": list(prompt_texts) if request.echo else None,
+        "prompt_count": len(prompt_texts),
+    }
+    recording = _completion_recording(request, prompt_texts, facts, minted) if facts.record else None
+    return _spec(request, "completion", args, request.n * len(prompt_texts), prompt_tokens, streaming, recording)
+
+
+def _common_args(request: AnyRequest, facts: ServerFacts, minted: Minted) -> dict[str, Any]:
+    options = request.stream_options
+    return {
+        "id": minted.response_id,
+        "created": minted.created,
+        "model": request.model or facts.model,
+        "n": request.n,
+        "include_usage": options.include_usage,
+        "continuous_usage": options.include_usage and options.continuous_usage_stats,
+    }
+
+
+def _spec(
+    request: AnyRequest,
+    endpoint: str,
+    args: dict[str, Any],
+    outputs: int,
+    prompt_tokens: int,
+    streaming: bool,
+    recording: dict[str, Any] | None,
+) -> StreamSpec:
+    return StreamSpec(
+        post_processor=f"{endpoint}_stream" if streaming else f"{endpoint}_unary",
+        args=args,
+        outputs=outputs,
+        streaming=streaming,
+        prompt_tokens=prompt_tokens,
+        skip_special_tokens=request.skip_special_tokens,
+        spaces_between_special_tokens=request.spaces_between_special_tokens,
+        continuation=endpoint == "completion",
+        stop=tuple(request.stop),
+        include_stop=request.include_stop_str_in_output,
+        stop_token_ids=tuple(request.stop_token_ids),
+        logprobs=_logprobs(request),
+        recording=recording,
+    )
+
+
+# ------------------------------------------------------------------ what a recording says of its request
+
+
+def _chat_recording(request: ChatCompletionRequest, prompt: str, facts: ServerFacts, minted: Minted) -> dict[str, Any]:
+    # The stand-in must be a legal request: only an assistant's message can be continued.
+    role = "assistant" if request.continue_final_message else "user"
+    stand_in = {"messages": [{"role": role, "content": ""}]}
+    kept = prompt if facts.record_prompts else _template_tail(request, prompt)
+    return _recording(request, "/v1/chat/completions", stand_in, kept, facts, minted)
+
+
+def _completion_recording(
+    request: CompletionRequest, prompt_texts: list[str], facts: ServerFacts, minted: Minted
+) -> dict[str, Any]:
+    stand_in = {"prompt": "" if len(prompt_texts) == 1 else [""] * len(prompt_texts)}
+    kept = prompt_texts[0] if facts.record_prompts and len(prompt_texts) == 1 else ""
+    return _recording(request, "/v1/completions", stand_in, kept, facts, minted)
+
+
+def _recording(
+    request: AnyRequest, endpoint: str, stand_in: dict[str, Any], prompt: str, facts: ServerFacts, minted: Minted
+) -> dict[str, Any]:
+    body = request.as_sent()
+    if not facts.record_prompts:
+        body = {name: value for name, value in body.items() if name not in _PERSONAL} | stand_in
+    server = {
+        "tokenizer": facts.tokenizer or None,
+        "tool_parser": facts.tool_parser,
+        "reasoning_parser": facts.reasoning_parser,
+    }
+    recording = {"name": minted.response_id, "endpoint": endpoint, "request": body, "server": server}
+    return recording | {"prompt": prompt} if prompt else recording
+
+
+def _template_tail(request: ChatCompletionRequest, prompt: str) -> str:
+    """The tags that end a prompt: they say whether the output starts inside a reasoning block, and quote nobody.
+
+    A message that ends in a tag itself could run into them, and then nothing is kept.
+    """
+    last = (request.messages[-1].content or "").rstrip()
+    match = _CLOSING_TAGS.search(prompt[-PROMPT_TAIL:])
+    return match.group() if match and last and not last.endswith((">", "]")) else ""

@@ -1,0 +1,224 @@
+"""The HTTP routes. A request becomes a ``GenerationRequest`` here and is handed to the executor; the bytes that come back are
+written as they are: nothing in this process looks into them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from executor.proxy import GenerationExecutor
+from executor.request import GenerationRequest
+from postproc_workers.pool import WorkerPool
+from serve.admission import Minted, ServerFacts, admit_chat, admit_completion, check_model
+from serve.errors import ApiError, MethodNotAllowedError, NotFoundError, OverloadedError
+from serve.http import (
+    JSON,
+    ClientGone,
+    Header,
+    check_json,
+    read_body,
+    request_id,
+    send_body,
+    send_error,
+    send_stream,
+    watched,
+)
+from serve.metrics import CONTENT_TYPE, ServerMetrics
+from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
+from serve.prompts import Prompts
+from serve.streams import ClientStream
+
+logger = logging.getLogger("tailrace.serve")
+
+Model = TypeVar("Model", ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+
+#: Bodies from this size on are parsed in a thread: 1 MB of JSON takes about 10 ms.
+_LARGE_BODY = 128 << 10
+
+
+@dataclass(slots=True)
+class ServerState:
+    """What changes while a server runs. ``unready``: why nobody is admitted, None when all is well."""
+
+    started: float = field(default_factory=time.time)
+    unready: str | None = None
+
+
+class App:
+    """The ASGI application. ``facts`` is what admission knows, ``state`` what the launcher tells it."""
+
+    def __init__(
+        self,
+        proxy: GenerationExecutor,
+        prompts: Prompts,
+        facts: ServerFacts,
+        state: ServerState,
+        pool: WorkerPool | None,
+        max_body_bytes: int = 32 << 20,
+    ) -> None:
+        self.metrics = ServerMetrics(proxy, pool)
+        self._proxy, self._prompts, self._facts = proxy, prompts, facts
+        self._state, self._pool, self._limit = state, pool, max_body_bytes
+        self._routes: dict[str, dict[str, Callable[[Scope, Receive, Send, list[Header]], Awaitable[int]]]] = {
+            "/v1/chat/completions": {"POST": self._chat},
+            "/v1/completions": {"POST": self._completions},
+            "/v1/models": {"GET": self._models},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
+            "/health": {"GET": self._health},
+            "/live": {"GET": self._live},
+            "/version": {"GET": self._version},
+            "/metrics": {"GET": self._metrics_text},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One HTTP request, from the first header to the last byte."""
+        if scope["type"] != "http":
+            return
+        begin, label = time.monotonic(), request_id(scope)
+        headers = [(b"x-request-id", label)]
+        known = scope["path"] in self._routes or scope["path"].startswith("/v1/models/")
+        try:
+            status = await self._dispatch(scope, receive, send, headers)
+        except ApiError as error:
+            await send_error(send, error, headers)
+            status = error.status
+        except ClientGone:
+            status = 499
+        if status == 499:
+            self.metrics.disconnects.inc()
+        path = scope["path"] if known else "other"  # a label per unknown path would let clients grow the registry
+        self.metrics.requests.labels(path, str(status)).inc()
+        self.metrics.duration.observe(time.monotonic() - begin)
+        logger.debug("%s %s %s: %d", label.decode("latin-1"), scope["method"], scope["path"], status)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        path, method = scope["path"], scope["method"]
+        methods = self._routes.get(path)
+        if methods is None and path.startswith("/v1/models/"):
+            methods = {"GET": self._model}
+        if methods is None:
+            raise NotFoundError(f"There is no {path}.")
+        handler = methods.get("GET" if method == "HEAD" else method)
+        if handler is None:
+            raise MethodNotAllowedError(f"{path} takes {', '.join(methods)}, not {method}.")
+        return await handler(scope, receive, send, headers)
+
+    # -------------------------------------------------------------------------------- generation
+
+    async def _chat(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        self._check_ready()
+        request = await self._parsed(ChatCompletionRequest, scope, receive)
+        check_model(request.model, self._facts)
+        prompt, ids = await self._prompts.chat(request)
+        minted = self._mint("chatcmpl-")
+        admitted = admit_chat(request, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=minted)
+        return await self._answer(admitted, request.stream, receive, send, headers)
+
+    async def _completions(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        self._check_ready()
+        request = await self._parsed(CompletionRequest, scope, receive)
+        check_model(request.model, self._facts)
+        prompts = await self._prompts.texts(request.prompt)
+        texts = await self._prompts.echoes(request.prompt) if request.echo else [""] * len(prompts)
+        minted = self._mint("cmpl-")
+        admitted = admit_completion(request, prompts=prompts, prompt_texts=texts, facts=self._facts, minted=minted)
+        return await self._answer(admitted, request.stream, receive, send, headers)
+
+    async def _answer(
+        self, request: GenerationRequest, streams: bool, receive: Receive, send: Send, headers: list[Header]
+    ) -> int:
+        begin, stream = time.monotonic(), ClientStream()
+        self._proxy.open(request, stream)
+        try:
+            writer = send_stream(send, stream, headers, lambda: self._first_chunk(begin, streams))
+            return int(await watched(receive, stream, writer))
+        finally:
+            if not stream.ended:  # the client left, or writing to it failed
+                self._proxy.discard(request.rid)
+
+    def _first_chunk(self, begin: float, streams: bool) -> None:
+        if streams:
+            self.metrics.first_chunk.observe(time.monotonic() - begin)
+
+    def _check_ready(self) -> None:
+        if self._state.unready is not None:
+            raise OverloadedError(f"The server is {self._state.unready}.", retry_after=5, status=503)
+
+    def _mint(self, prefix: str) -> Minted:
+        """All that is random or clock-like about a request, once; from here on it is a function of its tokens."""
+        return Minted(self._proxy.mint(), prefix + uuid.uuid4().hex, int(time.time()), secrets.randbits(62))
+
+    async def _parsed(self, model: type[Model], scope: Scope, receive: Receive) -> Model:
+        check_json(scope)
+        body = await read_body(receive, self._limit)
+        if len(body) < _LARGE_BODY:
+            return parse(model, body)
+        return await self._prompts.parse(lambda: parse(model, body))
+
+    # -------------------------------------------------------------------------------- around it
+
+    async def _tokenize(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        request = await self._parsed(TokenizeRequest, scope, receive)
+        check_model(request.model, self._facts)
+        if request.messages:
+            _, ids = await self._prompts.chat(request)
+        else:
+            ids = (await self._prompts.texts([request.prompt or ""], request.special_tokens))[0]
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": self._facts.max_model_len, "tokens": ids}
+        answer["token_strs"] = [await self._prompts.decode([i]) for i in ids] if request.return_token_strs else None
+        return await _send_json(send, answer, headers)
+
+    async def _detokenize(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        request = await self._parsed(DetokenizeRequest, scope, receive)
+        check_model(request.model, self._facts)
+        return await _send_json(send, {"prompt": await self._prompts.decode(request.tokens)}, headers)
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        return await _send_json(send, {"object": "list", "data": [self._model_card()]}, headers)
+
+    async def _model(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        check_model(scope["path"].removeprefix("/v1/models/"), self._facts)
+        return await _send_json(send, self._model_card(), headers)
+
+    def _model_card(self) -> dict[str, Any]:
+        card = {"id": self._facts.model, "object": "model", "created": int(self._state.started), "owned_by": "tailrace"}
+        return card | {"max_model_len": self._facts.max_model_len}
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        """503 with the reason while nobody is admitted or no worker lives."""
+        reason = self._state.unready
+        workers = self._pool.alive if self._pool is not None else {}
+        if reason is None and self._pool is not None and not workers:
+            reason = "without post-processing workers"
+        answer = {"status": reason or "ok", "workers": len(workers), "open_requests": self._proxy.open_requests}
+        if self._pool is not None:
+            answer["worker_restarts"] = self._pool.restarts
+        return await _send_json(send, answer, headers, 200 if reason is None else 503)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        return await _send_json(send, {"status": "live"}, headers)
+
+    async def _version(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        return await _send_json(send, {"version": importlib.metadata.version("tailrace")}, headers)
+
+    async def _metrics_text(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        await send_body(send, 200, self.metrics.render(), [(b"content-type", CONTENT_TYPE.encode()), *headers])
+        return 200
+
+
+async def _send_json(send: Send, value: Any, headers: list[Header], status: int = 200) -> int:
+    await send_body(send, status, json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), [JSON, *headers])
+    return status
+
+

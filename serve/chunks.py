@@ -1,0 +1,57 @@
+"""The bytes of one stream's events. What never changes about them is encoded once, when the stream opens.
+
+An event is ``data: {"id", "object", "created", "model", "choices": [{"index", "delta" | "text", "logprobs",
+"finish_reason"}]}`` and a blank line (the OpenAI API reference's chat.completion.chunk and text_completion objects). Per
+token only the delta is escaped and put between two constants.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+DONE = b"data: [DONE]\n\n"
+NULL = b"null"
+
+#: Text -> JSON string, UTF-8, with quotes.
+escape = orjson.dumps
+
+
+class ChunkFormat:
+    """How the events of one response are written.
+
+    kind: the ``object`` of each event. field: ``delta`` (chat) or ``text`` (completions).
+    usage: whether every event carries a ``usage`` key (null but where a value is given): ``stream_options.include_usage``.
+    """
+
+    __slots__ = ("_start", "_middle", "_usage")
+
+    def __init__(self, response_id: str, kind: str, created: int, model: str, field: str, usage: bool) -> None:
+        head = orjson.dumps({"id": response_id, "object": kind, "created": created, "model": model})
+        self._start = b"data: " + head[:-1] + b',"choices":['
+        self._middle = b',"' + field.encode() + b'":'
+        self._usage = usage
+
+    def head(self, index: int) -> bytes:
+        """All of a choice's event before the value of its delta or text."""
+        return self._start + b'{"index":%d' % index + self._middle
+
+    def tail(
+        self, logprobs: bytes = NULL, finish: str | None = None, stop_reason: Any = None, usage: bytes = NULL
+    ) -> bytes:
+        """All of it behind that value."""
+        end = b',"logprobs":' + logprobs + b',"finish_reason":' + orjson.dumps(finish)
+        if finish is not None:
+            end += b',"stop_reason":' + orjson.dumps(stop_reason)
+        return end + (b'}],"usage":' + usage + b"}\n\n" if self._usage else b"}]}\n\n")
+
+    def usage(self, usage: bytes) -> bytes:
+        """The event without choices that carries the final usage."""
+        return self._start + b'],"usage":' + usage + b"}\n\n"
+
+
+def usage_json(prompt_tokens: int, completion_tokens: int) -> bytes:
+    """The usage object, as JSON."""
+    total = prompt_tokens + completion_tokens
+    return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (prompt_tokens, completion_tokens, total)

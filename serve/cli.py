@@ -1,0 +1,152 @@
+"""The `tailrace` command: argv -> one frozen Config, or a replay.
+
+Flags may be written with `-` or `_` between their words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from serve.config import Config, default_workers
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0 ended as asked, 1 failed, 2 wrong usage."""
+    arguments = _parser().parse_args([_with_underscores(word) for word in (sys.argv[1:] if argv is None else argv)])
+    if arguments.command == "replay":
+        return _replay(arguments)
+    from serve.launcher import serve  # transformers takes two seconds to import; `replay` and `--help` do without
+
+    return serve(_config(arguments))
+
+
+def _with_underscores(word: str) -> str:
+    """One spelling of flags: ``--max-model-len=1`` and ``--max_model_len=1`` are the same. Values stay as they are."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return "--" + flag[2:].replace("-", "_") + equals + value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """A JSON object, or the path of a file that holds one."""
+    try:
+        value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"no JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("no JSON object")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tailrace",
+        description="Serve a language model to many streaming clients, with post-processing in worker processes.",
+    )
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("tailrace"))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_serve(commands.add_parser("serve", help="start an OpenAI-compatible server", allow_abbrev=False))
+    _add_replay(commands.add_parser("replay", help="print what a client received in a recorded stream"))
+    return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Start an OpenAI-compatible server. Flags may be written with - or _."
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help="a directory in Hugging Face layout, a .gguf file, or a hub name "
+        "(default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
+    add("--port", type=_count, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
+    add("--num_postprocess_workers", type=_count, default=default_workers(), metavar="N",
+        help="processes that turn tokens into responses; 0: in the front end (default for this machine: %(default)s)")  # fmt: skip
+    add("--tokenizer", metavar="PATH", help="tokenizer directory or tokenizer.json, if not the model's own")
+    add("--served_model_name", metavar="NAME", help="the name clients use (default: the model's)")
+    _add_engine(parser)
+    add("--stream_interval", type=_positive, default=1, metavar="K",
+        help="tokens per event; the first is never held back (default: %(default)s)")  # fmt: skip
+    add("--post_processor_hook", metavar="PKG.MODULE:CLASS",
+        help="your class, asked about the text of every output and step: emit, replace, suppress or terminate")  # fmt: skip
+    add("--reasoning_parser", default="auto", metavar="NAME", help="format of the model's reasoning: a name, none, or "
+        "auto, which looks at the chat template (default: %(default)s)")  # fmt: skip
+    add("--tool_parser", default="auto", metavar="NAME", help="format of the model's tool calls: a name, none, or auto "
+        "(default: %(default)s)")  # fmt: skip
+    add("--record", metavar="DIR", help="write a recording of every request into DIR, for `tailrace replay`")
+    add("--record_prompts", action="store_true", help="recordings hold the prompts too")
+    add("--max_body_bytes", type=_positive, default=32 << 20, metavar="BYTES",
+        help="largest request body (default: %(default)s)")  # fmt: skip
+    add("--shutdown_timeout", type=float, default=30.0, metavar="SECONDS",
+        help="how long open streams may go on after SIGTERM or ctrl-C; a second signal ends at once (default: %(default)s)")  # fmt: skip
+    add("--log_level", default="info", choices=("debug", "info", "warning", "error"), help="(default: %(default)s)")
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    add = group.add_argument
+    add("--engine", default="transformers", choices=("transformers", "replay"),
+        help="what generates the tokens; replay needs no weights and emits given or synthetic ones (default: %(default)s)")  # fmt: skip
+    add("--engine_config", type=_json_object, default={}, metavar="JSON",
+        help="settings of the replay engine: a JSON object or a file that holds one")  # fmt: skip
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
+    add("--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"), help="type of the weights")
+    add("--max_batch_tokens", type=_positive, metavar="N", help="tokens in one engine step at most")
+    add("--max_num_seqs", type=_positive, metavar="N", help="outputs in one engine step at most")
+    add("--max_model_len", type=_positive, metavar="N", help="tokens of a prompt and its answer (default: the model's)")
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print exactly the bytes that a client received, from a recording; no model is needed."
+    parser.add_argument("file", metavar="FILE", help="a .jsonl file of recordings (serve --record writes them)")
+    parser.add_argument("--split", default="each", help="how the tokens reach the worker: whole, each, every:N, at:K or "
+                        "random:SEED; the merged text does not depend on it (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--unary", action="store_true", help="print the JSON document instead of the stream")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only recordings whose name contains TEXT")
+
+
+def _config(arguments: argparse.Namespace) -> Config:
+    values = {name: value for name, value in vars(arguments).items() if name != "command"}
+    for name in ("reasoning_parser", "tool_parser"):
+        values[name] = None if values[name] == "none" else values[name]
+    return Config(**values)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from postproc_workers.replay import RecordingError, replay
+
+    path = Path(arguments.file)
+    try:
+        recordings = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        for recording in recordings:
+            if not isinstance(recording, dict):
+                raise RecordingError("a recording is a JSON object")
+            if arguments.only in str(recording.get("name", "")):
+                body = replay(recording, split=arguments.split, stream=not arguments.unary, base_dir=path.parent)
+                sys.stdout.buffer.write(body if body.endswith(b"\n") else body + b"\n")
+    except (OSError, ValueError) as error:
+        print(f"tailrace replay: {path}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The ASGI side of a request and of a response, without a framework between a chunk and the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from serve.errors import ApiError, BadRequestError, PayloadTooLargeError
+from serve.streams import ClientStream
+
+JSON = (b"content-type", b"application/json")
+EVENTS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would gather the chunks otherwise
+)
+
+Header = tuple[bytes, bytes]
+
+
+class ClientGone(Exception):
+    """The client left before its request had been read."""
+
+
+def request_id(scope: Scope) -> bytes:
+    """The client's ``X-Request-Id``, else a new one. It labels a response and is never our key."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and 0 < len(value) <= 256:
+            return bytes(value)
+    return uuid.uuid4().hex.encode()
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The request's body. PayloadTooLargeError beyond ``limit`` bytes."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise PayloadTooLargeError(f"The body is larger than {limit} bytes.")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def send_body(send: Send, status: int, body: bytes, headers: Iterable[Header] = (JSON,)) -> None:
+    """A whole response."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: ApiError, headers: Iterable[Header] = ()) -> None:
+    """An error object with its status."""
+    own = [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
+    await send_body(send, error.status, error.body(), [JSON, *own, *headers])
+
+
+async def send_stream(
+    send: Send, stream: ClientStream, headers: Iterable[Header], first_sent: Callable[[], None]
+) -> int:
+    """The events of a stream as they come; returns the status. The 200 waits for the first bytes: a request that fails
+    before them gets an HTTP error instead of a stream that turns into one."""
+    first = await stream.next()
+    if stream.abandoned:
+        return 499
+    if stream.whole:
+        status = 500 if stream.failed else 200
+        await send_body(send, status, first, [JSON, *headers])
+        return status
+    await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS, *headers]})
+    part = first
+    while part:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+        if part is first:
+            first_sent()
+        part = await stream.next()
+    await send({"type": "http.response.body", "body": b""})
+    return 200
+
+
+async def until_gone(receive: Receive, stream: ClientStream) -> None:
+    """Wait for the client to leave, then wake the writer."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    stream.abandon()
+
+
+async def watched(receive: Receive, stream: ClientStream, response: Awaitable[Any]) -> Any:
+    """Await ``response`` while watching for the client to leave, in streams and unary requests alike."""
+    watcher = asyncio.create_task(until_gone(receive, stream))
+    try:
+        return await response
+    finally:
+        watcher.cancel()
+
+
+def check_json(scope: Scope) -> None:
+    """Refuse a body that says it is something else than JSON; nothing said is taken for JSON."""
+    for name, value in scope["headers"]:
+        if name == b"content-type" and b"json" not in value.lower() and value.strip():
+            kind = value.decode("latin-1")[:80]
+            raise BadRequestError(f"The content type must be application/json, not {kind}.", status=415)

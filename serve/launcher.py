@@ -1,0 +1,369 @@
+"""The topology, top to bottom: what starts in which order, who watches whom, and how it all ends.
+
+    launcher and front end (this process)
+    |- executor          the engine; one child
+    `- worker-0 ... N-1  post-processing; the pool starts, watches and replaces them
+
+Start: listening socket (a taken port is found before a model is loaded), executor, workers, HTTP. End, on SIGTERM or
+ctrl-C: nobody new is admitted and /health says so, open streams finish within ``shutdown_timeout``, then HTTP, workers,
+executor. A second signal ends at once.
+
+Exit codes: 0 ended by a signal, 1 could not start or lost its executor or all workers, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from executor.child import ChildError, ChildProcess
+from executor.engines.base import EngineInfo
+from executor.models import ModelError, ModelFiles, resolve_model
+from executor.proxy import GenerationExecutor
+from executor.request import PostprocWorkerConfig
+from postproc_workers.hook import load_hook
+from postproc_workers.link import InProcessLink
+from postproc_workers.pool import WorkerPool
+from serve.admission import ServerFacts
+from serve.app import App, ServerState
+from serve.config import Config
+from serve.parsers import check_names, detect
+from serve.prompts import Prompts
+
+logger = logging.getLogger("tailrace.serve")
+
+POST_PROCESSORS = "serve.postprocess_handlers:POST_PROCESSORS"
+
+#: What a generation_config.json may preset for requests that say nothing.
+_PRESETS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class StartError(RuntimeError):
+    """The server cannot start; the message says why."""
+
+
+def serve(config: Config) -> int:
+    """Run a server until it is asked to end; returns the exit code."""
+    logging.basicConfig(stream=sys.stderr, level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    try:
+        load_hook(config.post_processor_hook)  # a typo is found here, not by every worker
+        listener = _listen(config)
+        files = _model_files(config)
+        return uvloop.run(_run(config, files, listener))
+    except (ModelError, StartError, ChildError, ValueError, OSError) as error:
+        print(f"tailrace serve: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # ctrl-C before the loop has taken over signals
+        return 0
+
+
+async def _run(config: Config, files: ModelFiles | None, listener: socket.socket) -> int:
+    return await Launcher(config, files, listener).run()
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _listen(config: Config) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as error:
+        raise StartError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
+
+
+def _model_files(config: Config) -> ModelFiles | None:
+    """The model's directory; None for the replay engine, which needs a tokenizer only."""
+    if config.engine == "replay" and config.model is None:
+        if config.tokenizer is None:
+            raise StartError("--tokenizer is needed with --engine replay, since there is no model to take it from")
+        return None
+    return resolve_model(config.model, progress=_say)
+
+
+def load_tokenizer(source: Path) -> PreTrainedTokenizerBase:
+    """A tokenizer from a directory in Hugging Face layout or from a tokenizer.json."""
+    try:
+        if source.is_file():
+            return PreTrainedTokenizerFast(tokenizer_file=str(source))
+        return AutoTokenizer.from_pretrained(str(source))
+    except (OSError, ValueError, KeyError) as error:
+        raise StartError(f"no tokenizer can be loaded from {source}: {error}") from error
+
+
+class Launcher:
+    """One server from start to end."""
+
+    def __init__(self, config: Config, files: ModelFiles | None, listener: socket.socket) -> None:
+        self._config, self._files, self._listener = config, files, listener
+        self._tokenizer_source = Path(config.tokenizer) if config.tokenizer else self._model_dir()
+        self._run_dir = Path(tempfile.mkdtemp(prefix="tailrace-"))  # mode 0700: its sockets are ours alone
+        self._proxy = GenerationExecutor()
+        self._state = ServerState()
+        self._pool: WorkerPool | None = None
+        self._link: InProcessLink | None = None
+        self._executor: ChildProcess | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._fatal: str | None = None
+
+    async def run(self) -> int:
+        """Start, serve, drain, stop."""
+        self._catch_signals()
+        try:
+            if await self._unless_stopped(self._start()):
+                await self._stop.wait()
+                await self._drain()
+        finally:
+            await self._shut_down()
+        if self._fatal is not None:
+            print(f"tailrace serve: {self._fatal}", file=sys.stderr)
+        return 0 if self._fatal is None else 1
+
+    # -------------------------------------------------------------------------------- start
+
+    async def _start(self) -> None:
+        begin = time.monotonic()
+        self._proxy.connect(self._address("executor"), self._address("frontend-0"))
+        info, tokenizer = await asyncio.gather(
+            self._start_executor(), asyncio.to_thread(load_tokenizer, self._tokenizer_source)
+        )
+        await self._start_workers(info)
+        prompts = Prompts(tokenizer)
+        facts = self._facts(info, prompts)
+        app = App(self._proxy, prompts, facts, self._state, self._pool, self._config.max_body_bytes)
+        await self._start_http(app)
+        self._banner(info, facts, time.monotonic() - begin)
+
+    async def _start_executor(self) -> EngineInfo:
+        _say(f"starting the {self._config.engine} engine ...")
+        model_dir = str(self._files.directory) if self._files else None
+        config = {
+            "address": self._address("executor"),
+            "frontends": [self._address("frontend-0")],
+            "engine": self._config.engine,
+            "engine_args": self._config.engine_args(model_dir),
+            "log_level": self._config.log_level,
+        }
+        self._executor = await ChildProcess.spawn("executor", "executor.process", config)
+        ready = await self._executor.ready()
+        self._tasks.append(asyncio.create_task(self._watch_executor(self._executor)))
+        return EngineInfo(**{**ready, "supported": tuple(ready["supported"]), "eos_token_ids": tuple(ready["eos_token_ids"])})
+
+    async def _start_workers(self, info: EngineInfo) -> None:
+        size = self._config.num_postprocess_workers
+        postproc = PostprocWorkerConfig(
+            num_postprocess_workers=size,
+            tokenizer=str(self._tokenizer_source),
+            post_processors=POST_PROCESSORS,
+            post_processor_hook=self._config.post_processor_hook,
+            vocab_size=info.vocab_size,
+        )
+        config = {
+            "executor": self._address("executor"),
+            "frontends": [self._address("frontend-0")],
+            "postproc": dataclasses.asdict(postproc),
+            "stream_interval": self._config.stream_interval,
+            "record_dir": self._record_dir(),
+            "log_level": self._config.log_level,
+        }
+        if size == 0:
+            self._link = InProcessLink({**config, "worker": 0, "address": self._worker_address(0)}, self._proxy)
+            self._link.start()
+            return
+        _say(f"starting {size} post-processing worker{'s' if size > 1 else ''} ...")
+        self._pool = WorkerPool(
+            size, config, self._worker_address, self._proxy.worker_joined, self._proxy.worker_lost, self._give_up
+        )
+        await self._pool.start()
+
+    async def _start_http(self, app: App) -> None:
+        config = uvicorn.Config(
+            app, log_config=None, lifespan="off", access_log=False, http="httptools", ws="none",
+            server_header=False, timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        self._http = _HttpServer(config)
+        task = asyncio.create_task(self._http.serve([self._listener]))
+        self._tasks.append(task)
+        while not self._http.started:
+            if task.done():
+                raise StartError(f"HTTP did not start: {task.exception()}")
+            await asyncio.sleep(0.01)
+
+    def _facts(self, info: EngineInfo, prompts: Prompts) -> ServerFacts:
+        reasoning, tool = detect(prompts.chat_template, prompts.special_tokens)
+        config = self._config
+        reasoning = reasoning if config.reasoning_parser == "auto" else config.reasoning_parser
+        tool = tool if config.tool_parser == "auto" else config.tool_parser
+        check_names(reasoning, tool)
+        return ServerFacts(
+            model=config.served_model_name or (self._files.name if self._files else "replay"),
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            supported=frozenset(info.supported),
+            eos_token_ids=info.eos_token_ids,
+            tool_parser=tool,
+            reasoning_parser=reasoning,
+            default_sampling=self._default_sampling(),
+            record=config.record is not None,
+            record_prompts=config.record_prompts,
+            tokenizer=str(self._tokenizer_file()),
+        )
+
+    def _default_sampling(self) -> dict[str, Any]:
+        """The model's own presets."""
+        path = self._files.directory / "generation_config.json" if self._files else None
+        if path is None or not path.exists():
+            return {}
+        presets = json.loads(path.read_text(encoding="utf-8"))
+        return {name: presets[name] for name in _PRESETS if presets.get(name) is not None}
+
+    def _tokenizer_file(self) -> Path:
+        """The tokenizer.json that a recording names, if there is one."""
+        file = self._tokenizer_source / "tokenizer.json"
+        return (file if file.exists() else self._tokenizer_source).resolve()
+
+    def _record_dir(self) -> str | None:
+        if self._config.record is None:
+            return None
+        directory = Path(self._config.record)
+        directory.mkdir(parents=True, exist_ok=True)
+        return str(directory.resolve())
+
+    def _model_dir(self) -> Path:
+        assert self._files is not None
+        return self._files.directory
+
+    def _address(self, name: str) -> str:
+        return f"ipc://{self._run_dir}/{name}"
+
+    def _worker_address(self, worker: int) -> str:
+        return self._address(f"worker-{worker}")
+
+    def _banner(self, info: EngineInfo, facts: ServerFacts, seconds: float) -> None:
+        host, port = self._listener.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "localhost"}.get(host, host)
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        _say(f"\ntailrace serves {facts.model} at {url} (ready after {seconds:.1f} s)\n")
+        for line in self._process_tree(info):
+            _say(f"  {line}")
+        _say(f"  parsers: reasoning {facts.reasoning_parser or 'none'}, tools {facts.tool_parser or 'none'}\n")
+        body = {"model": facts.model, "stream": True, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+        _say(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'\n")
+
+    def _process_tree(self, info: EngineInfo) -> Iterator[str]:
+        yield f"{os.getpid():>8}  front end and launcher"
+        assert self._executor is not None
+        yield f"{self._executor.pid:>8}  |- executor ({info.name}, up to {info.max_model_len} tokens)"
+        if self._pool is None:
+            yield f"{'':>8}  `- post-processing in the front end (num_postprocess_workers = 0)"
+            return
+        workers = sorted(self._pool.alive.items())
+        for worker, pid in workers:
+            yield f"{pid:>8}  {'`-' if worker == workers[-1][0] else '|-'} worker-{worker}"
+
+    # -------------------------------------------------------------------------------- watching
+
+    async def _watch_executor(self, executor: ChildProcess) -> None:
+        code = await executor.wait()
+        if not self._stop.is_set() or self._proxy.open_requests:
+            self._give_up(f"the executor ended with exit code {code}")
+
+    def _give_up(self, reason: str) -> None:
+        """Nothing can be served any more: tell every open stream, and end."""
+        logger.error("%s", reason)
+        self._fatal = self._fatal or reason
+        self._state.unready = f"ending: {reason}"
+        self._proxy.fail_all(reason)
+        self._hurry.set()
+        self._stop.set()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        self._state.unready = "draining"
+        self._stop.set()
+
+    async def _unless_stopped(self, start: Any) -> bool:
+        """Await ``start``; False if a signal came first."""
+        starting, stopped = asyncio.ensure_future(start), asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not starting.done():
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+            return False
+        starting.result()
+        return True
+
+    # -------------------------------------------------------------------------------- end
+
+    async def _drain(self) -> None:
+        """Let open streams finish, unless there is a hurry."""
+        if self._proxy.open_requests and not self._hurry.is_set():
+            timeout = self._config.shutdown_timeout
+            _say(f"ending: {self._proxy.open_requests} open requests may finish within {timeout:.0f} s; again to end now")
+            waits = [asyncio.ensure_future(self._proxy.wait_idle()), asyncio.ensure_future(self._hurry.wait())]
+            await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        self._proxy.fail_all("the server is shutting down")
+
+    async def _shut_down(self) -> None:
+        http = getattr(self, "_http", None)
+        if http is not None:
+            http.should_exit = True
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(http.ended.wait(), 3.0)
+        if self._pool is not None:
+            await self._pool.stop(2.0)
+        if self._link is not None:
+            self._link.close()
+        if self._executor is not None:
+            await self._executor.stop(5.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._proxy.close()
+        self._listener.close()
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: the launcher decides the order of the shutdown."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.ended.set()

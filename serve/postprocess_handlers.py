@@ -1,0 +1,303 @@
+"""The stream post-processors of the two text endpoints, and their unary bodies as folds of the same events.
+
+Each is a function of (record, args): the record says what the last step added to which choice and, through ``finished``,
+whether the whole result is complete; args keeps what the response needs between steps. Per choice the events are: a role
+chunk (chat), deltas, a chunk with the finish reason. Behind the last choice come usage, if asked for, and ``[DONE]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from executor.result import CompletionOutput, DetokenizedGenerationResultBase
+from postproc_workers.post_processor import PostProcessor
+from serve.chunks import DONE, NULL, ChunkFormat, escape, usage_json
+from serve.errors import EngineError, stream_error
+from serve.events import ContentDelta, Event, EventParser, Folded, ReasoningDelta, choice_events
+from serve.logprobs_format import CompletionLogprobs, chat_entries
+from serve.parsers import chat_parser, finish_reason_of
+
+Record = DetokenizedGenerationResultBase
+
+
+class ResponseArgs:
+    """What both endpoints' args hold: who the response is, and what of usage the client asked for."""
+
+    kind: str
+    unary_kind: str
+    field: str
+
+    def __init__(self, args: Mapping[str, Any], choices: int) -> None:
+        self.id, self.created, self.model = str(args["id"]), int(args["created"]), str(args["model"])
+        self.choices = choices
+        self.include_usage = bool(args["include_usage"])
+        self.continuous_usage = self.include_usage and bool(args["continuous_usage"])
+        self.format = ChunkFormat(self.id, self.kind, self.created, self.model, self.field, self.include_usage)
+        self.started = False
+
+    def running_usage(self, record: Record) -> bytes:
+        """The usage of a chunk: totals so far when the client wants them in every chunk, else null."""
+        return usage_json(record.prompt_tokens, record.completion_tokens) if self.continuous_usage else NULL
+
+    def document(self, record: Record, choices: Sequence[Mapping[str, Any]]) -> bytes:
+        """The unary body."""
+        head = {"id": self.id, "object": self.unary_kind, "created": self.created, "model": self.model, "choices": choices}
+        usage = usage_json(record.prompt_tokens, record.completion_tokens)
+        return orjson.dumps(head)[:-1] + b',"usage":' + usage + b"}"
+
+
+# ---------------------------------------------------------------------------------------------------------- chat
+
+
+class ChatChoice:
+    """One choice of a chat response between two steps.
+
+    plain: steps that only add content may take the fast lane: started, no parser, no logprobs, no running usage.
+    """
+
+    __slots__ = ("plain", "started", "head", "content_head", "content_tail", "parser", "folded", "logprobs")
+
+    def __init__(self, index: int, format: ChunkFormat, parser: EventParser | None) -> None:
+        self.plain = self.started = False
+        self.head = format.head(index)
+        self.content_head = self.head + b'{"content":'
+        self.content_tail = b"}" + format.tail()
+        self.parser = parser
+        self.folded = Folded()
+        self.logprobs: list[dict[str, Any]] = []
+
+
+class ChatPostprocArgs(ResponseArgs):
+    """Arguments and state of one chat response; made from the plain data of a spec."""
+
+    kind, unary_kind, field = "chat.completion.chunk", "chat.completion", "delta"
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        super().__init__(args, int(args["n"]))
+        self.role = str(args.get("role", "assistant"))
+        self.logprobs = bool(args["logprobs"])
+        self.top_logprobs = int(args["top_logprobs"])
+        self.tool_choice = args.get("tool_choice")
+        self.by_choice = [ChatChoice(i, self.format, chat_parser(args, i)) for i in range(self.choices)]
+
+    def entries(self, record: Record) -> list[dict[str, Any]]:
+        """The last step's log-probabilities, as the endpoint writes them."""
+        diff, vocabulary = record.updated.logprobs_diff, record.vocabulary
+        if not self.logprobs or not diff or vocabulary is None:
+            return []
+        return chat_entries(diff, vocabulary, self.top_logprobs)
+
+
+def chat_stream_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
+    """The events that the last step adds to a chat stream."""
+    output = record.updated
+    choice = args.by_choice[output.index]
+    if choice.plain and output.finish_reason is None:  # the fast lane: one delta between two constants
+        text = output.text_diff
+        return choice.content_head + escape(text) + choice.content_tail if text else b""
+    return _chat_step(record, args, output, choice)
+
+
+def _chat_step(record: Record, args: ChatPostprocArgs, output: CompletionOutput, choice: ChatChoice) -> bytes:
+    usage = args.running_usage(record)
+    deltas = [] if choice.started else [_start_chat(args, choice)]
+    deltas += [_delta_json(event) for event in choice_events(output, choice.parser)]
+    finish = finish_reason_of(output.finish_reason, choice.parser, args.tool_choice)
+    entries = args.entries(record)
+    if finish is not None:
+        deltas.append(b"{}")
+    elif entries and not deltas:
+        deltas.append(b"{}")  # tokens whose text is held back or swallowed still have log-probabilities
+    parts = [choice.head + delta + args.format.tail(usage=usage) for delta in deltas[:-1]]
+    if deltas:
+        last = args.format.tail(_logprobs_json(entries), finish, output.stop_reason, usage)
+        parts.append(choice.head + deltas[-1] + last)
+    return b"".join(parts) + _response_end(record, args)
+
+
+def _start_chat(args: ChatPostprocArgs, choice: ChatChoice) -> bytes:
+    choice.started = args.started = True
+    choice.plain = choice.parser is None and not args.logprobs and not args.continuous_usage
+    return b'{"role":' + escape(args.role) + b',"content":""}'
+
+
+def _delta_json(event: Event) -> bytes:
+    if isinstance(event, ContentDelta):
+        return b'{"content":' + escape(event.text) + b"}"
+    if isinstance(event, ReasoningDelta):
+        return b'{"reasoning_content":' + escape(event.text) + b"}"
+    call: dict[str, Any] = {"index": event.index}
+    if event.id is not None:
+        call |= {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": event.arguments}}
+    else:
+        call["function"] = {"arguments": event.arguments}
+    return orjson.dumps({"tool_calls": [call]})
+
+
+def _logprobs_json(entries: list[dict[str, Any]]) -> bytes:
+    return orjson.dumps({"content": entries, "refusal": None}) if entries else NULL
+
+
+def _response_end(record: Record, args: ResponseArgs) -> bytes:
+    """Usage and [DONE], once all choices are complete."""
+    if not record.finished:
+        return b""
+    usage = b""
+    if args.include_usage:
+        usage = args.format.usage(usage_json(record.prompt_tokens, record.completion_tokens))
+    return usage + DONE
+
+
+def chat_unary_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
+    """The chat.completion document, once the record is finished; until then its events are folded."""
+    output = record.updated
+    choice = args.by_choice[output.index]
+    for event in choice_events(output, choice.parser):
+        choice.folded.add(event)
+    choice.logprobs += args.entries(record)
+    if not record.finished:
+        return b""
+    return args.document(record, [_chat_choice(args, each) for each in record.outputs])
+
+
+def _chat_choice(args: ChatPostprocArgs, output: CompletionOutput) -> dict[str, Any]:
+    choice = args.by_choice[output.index]
+    folded, content = choice.folded, "".join(choice.folded.content)
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(call.arguments)}}
+        for call in folded.tool_calls
+    ]
+    message: dict[str, Any] = {"role": args.role, "content": content if content or not calls else None}
+    if folded.reasoning:
+        message["reasoning_content"] = "".join(folded.reasoning)
+    if calls:
+        message["tool_calls"] = calls
+    return {
+        "index": output.index,
+        "message": message,
+        "logprobs": {"content": choice.logprobs, "refusal": None} if args.logprobs else None,
+        "finish_reason": finish_reason_of(output.finish_reason, choice.parser, args.tool_choice),
+        "stop_reason": output.stop_reason,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- completions
+
+
+class CompletionChoice:
+    """One choice of a completion between two steps; ``plain`` and ``started`` as in ChatChoice, without a role."""
+
+    __slots__ = ("plain", "started", "head", "tail", "echo", "columns", "text", "logprobs")
+
+    def __init__(self, index: int, format: ChunkFormat, echo: str, top: int | None) -> None:
+        self.plain = self.started = False
+        self.head, self.tail = format.head(index), format.tail()
+        self.echo = echo
+        self.columns = None if top is None else CompletionLogprobs(top, len(echo))
+        self.text: list[str] = [echo] if echo else []
+        self.logprobs: dict[str, list[Any]] = {}
+
+
+class CompletionPostprocArgs(ResponseArgs):
+    """Arguments and state of one completions response. Choice ``p * n + j`` is the j-th for prompt p."""
+
+    kind, unary_kind, field = "text_completion", "text_completion", "text"
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        n = int(args["n"])
+        super().__init__(args, n * int(args["prompt_count"]))
+        echo: Sequence[str] | None = args["echo"]
+        top = None if args["logprobs"] is None else int(args["logprobs"])
+        self.by_choice = [
+            CompletionChoice(i, self.format, echo[i // n] if echo else "", top) for i in range(self.choices)
+        ]
+
+
+def completion_stream_post_processor(record: Record, args: CompletionPostprocArgs) -> bytes:
+    """The events that the last step adds to a completions stream."""
+    output = record.updated
+    choice = args.by_choice[output.index]
+    if choice.plain and output.finish_reason is None:
+        text = output.text_diff
+        return choice.head + escape(text) + choice.tail if text else b""
+    return _completion_step(record, args, output, choice)
+
+
+def _completion_step(
+    record: Record, args: CompletionPostprocArgs, output: CompletionOutput, choice: CompletionChoice
+) -> bytes:
+    usage, parts, text = args.running_usage(record), [], output.text_diff
+    if not choice.started and choice.echo:
+        parts.append(choice.head + escape(choice.echo) + args.format.tail(usage=usage))
+    columns = _completion_columns(record, choice)
+    news = bool(text or columns or output.finish_reason is not None)
+    _start_completion(args, choice, bool(parts) or news)
+    if news:
+        logprobs = orjson.dumps(columns) if columns else NULL
+        tail = args.format.tail(logprobs, output.finish_reason, output.stop_reason, usage)
+        parts.append(choice.head + escape(text) + tail)
+    return b"".join(parts) + _response_end(record, args)
+
+
+def _start_completion(args: CompletionPostprocArgs, choice: CompletionChoice, sent: bool) -> None:
+    args.started = args.started or sent
+    choice.started = True
+    choice.plain = sent and choice.columns is None and not args.continuous_usage
+
+
+def _completion_columns(record: Record, choice: CompletionChoice) -> dict[str, list[Any]]:
+    diff, vocabulary = record.updated.logprobs_diff, record.vocabulary
+    if choice.columns is None or not diff or vocabulary is None:
+        return {}
+    return choice.columns.columns(diff, vocabulary)
+
+
+def completion_unary_post_processor(record: Record, args: CompletionPostprocArgs) -> bytes:
+    """The text_completion document, once the record is finished; until then its steps are folded."""
+    output = record.updated
+    choice = args.by_choice[output.index]
+    choice.text.append(output.text_diff)
+    for name, values in _completion_columns(record, choice).items():
+        choice.logprobs.setdefault(name, []).extend(values)
+    if not record.finished:
+        return b""
+    return args.document(record, [_completion_choice(args, each) for each in record.outputs])
+
+
+def _completion_choice(args: CompletionPostprocArgs, output: CompletionOutput) -> dict[str, Any]:
+    choice = args.by_choice[output.index]
+    return {
+        "index": output.index,
+        "text": "".join(choice.text),
+        "logprobs": choice.logprobs or None,
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- failure
+
+
+def fail_stream(args: ResponseArgs, message: str) -> tuple[bytes, bool]:
+    """An error event and [DONE]; a whole error document while nothing had been sent."""
+    if not args.started:
+        return fail_unary(args, message)
+    error = EngineError(message)
+    return stream_error(error.message, error.type, error.code) + DONE, False
+
+
+def fail_unary(args: ResponseArgs, message: str) -> tuple[bytes, bool]:
+    """The error document."""
+    return EngineError(message).body(), True
+
+
+#: What a worker is given at start-up, by the dotted name of this table.
+POST_PROCESSORS = {
+    "chat_stream": PostProcessor(chat_stream_post_processor, ChatPostprocArgs, fail_stream),
+    "chat_unary": PostProcessor(chat_unary_post_processor, ChatPostprocArgs, fail_unary, streams=False),
+    "completion_stream": PostProcessor(completion_stream_post_processor, CompletionPostprocArgs, fail_stream),
+    "completion_unary": PostProcessor(completion_unary_post_processor, CompletionPostprocArgs, fail_unary, streams=False),
+}

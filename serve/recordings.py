@@ -1,0 +1,64 @@
+"""What the endpoints make of a recording: the spec that admission made when the request was live."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from postproc_workers.spec import StreamSpec
+from serve.admission import Minted, ServerFacts, chat_spec, completion_spec
+from serve.errors import ApiError, BadRequestError
+from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, parse
+
+#: A replay has no clock and no chance: every replay of a recording gives the same bytes.
+_MINTED_TIME = 0
+
+
+def admit_recording(recording: Mapping[str, Any], stream: bool) -> StreamSpec | bytes:
+    """The spec of the recorded request, or the body of the error that refuses it. Its own ``stream`` is ignored."""
+    try:
+        return _spec(recording, stream)
+    except ApiError as error:
+        return error.body()
+
+
+def _spec(recording: Mapping[str, Any], stream: bool) -> StreamSpec:
+    body = json.dumps(recording.get("request")).encode()
+    endpoint, prompt, tokens = recording.get("endpoint"), recording.get("prompt") or "", recording.get("prompt_tokens", 0)
+    facts, minted = _facts(recording), _minted(recording)
+    if endpoint == "/v1/chat/completions":
+        chat = parse(ChatCompletionRequest, body)
+        return chat_spec(chat, prompt=prompt, prompt_tokens=tokens, facts=facts, minted=minted, streaming=stream)
+    if endpoint == "/v1/completions":
+        completion = parse(CompletionRequest, body)
+        texts = _prompt_texts(completion, prompt)
+        return completion_spec(
+            completion, prompt_tokens=tokens, prompt_texts=texts, facts=facts, minted=minted, streaming=stream
+        )
+    raise BadRequestError(f"endpoint: {endpoint!r} cannot be replayed.", param="endpoint")
+
+
+def _prompt_texts(request: CompletionRequest, prompt: str) -> list[str]:
+    """One text per prompt: as recorded, else as sent; a prompt of token ids has no text here."""
+    sent = request.prompt
+    if prompt and len(sent) == 1:
+        return [prompt]
+    return [text if isinstance(text, str) else "" for text in sent]
+
+
+def _facts(recording: Mapping[str, Any]) -> ServerFacts:
+    server, request = recording.get("server") or {}, recording.get("request")
+    model = request.get("model") if isinstance(request, dict) else None
+    return ServerFacts(
+        model=model if isinstance(model, str) else "",
+        max_model_len=2**31,
+        vocab_size=2**31,
+        supported=frozenset(),
+        tool_parser=server.get("tool_parser"),
+        reasoning_parser=server.get("reasoning_parser"),
+    )
+
+
+def _minted(recording: Mapping[str, Any]) -> Minted:
+    return Minted(rid=0, response_id=f"replay-{recording.get('name', '')}", created=_MINTED_TIME, seed=0)
