@@ -59,10 +59,11 @@ class CompletionOutput:
     token_ids_diff, text_diff, logprobs_diff: what the last step added; () / "" / () when it added nothing here.
     finish_reason: None while it grows; then ``stop``, ``length``, ``abort`` or ``error`` (or what a hook named).
     stop_reason: the stop string, or the client's stop token id, that ended it; else None.
+    parts: the text so far in pieces, None where it is not kept; read ``text``.
     """
 
     __slots__ = (
-        "index", "token_ids", "token_ids_diff", "text_diff", "logprobs_diff", "finish_reason", "stop_reason", "_parts",
+        "index", "token_ids", "token_ids_diff", "text_diff", "logprobs_diff", "finish_reason", "stop_reason", "parts",
     )  # fmt: skip
 
     def __init__(self, index: int, keep_text: bool = False) -> None:
@@ -73,33 +74,21 @@ class CompletionOutput:
         self.logprobs_diff: Sequence[Logprob] = ()
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
-        self._parts: list[str] | None = [] if keep_text else None
+        self.parts: list[str] | None = [] if keep_text else None
 
     @property
     def text(self) -> str:
         """The whole text so far. A streaming record does not keep it (its state is bounded): RuntimeError there."""
-        if self._parts is None:
+        if self.parts is None:
             raise RuntimeError("this output does not keep its text: read text_diff at each step")
-        if len(self._parts) > 1:
-            self._parts = ["".join(self._parts)]
-        return self._parts[0] if self._parts else ""
+        if len(self.parts) > 1:
+            self.parts = ["".join(self.parts)]
+        return self.parts[0] if self.parts else ""
 
     @property
     def finished(self) -> bool:
         """Whether this choice is complete; the result is when all of its choices are."""
         return self.finish_reason is not None
-
-    def extend(self, token_ids: Sequence[int], text: str, logprobs: Sequence[Logprob] = ()) -> None:
-        """Take over one step's news."""
-        self.token_ids_diff = token_ids
-        self.text_diff = text
-        self.logprobs_diff = logprobs
-        if len(token_ids) == 1:  # the usual step; array.extend goes through an iterator and costs twice as much
-            self.token_ids.append(token_ids[0])
-        else:
-            self.token_ids.extend(token_ids)
-        if self._parts is not None and text:
-            self._parts.append(text)
 
     def settle(self) -> None:
         """Forget the last step's news: another output is being advanced."""
@@ -145,7 +134,15 @@ class GenerationResultBase:
         if output is not self.updated:
             self.updated.settle()
             self.updated = output
-        output.extend(token_ids, text, logprobs)
+        output.token_ids_diff = token_ids
+        output.text_diff = text
+        output.logprobs_diff = logprobs
+        if len(token_ids) == 1:  # the usual step; array.extend goes through an iterator and costs twice as much
+            output.token_ids.append(token_ids[0])
+        else:
+            output.token_ids.extend(token_ids)
+        if output.parts is not None and text:
+            output.parts.append(text)
 
     def finish_output(self, index: int, finish_reason: str, stop_reason: str | int | None = None) -> None:
         """Complete one output; the last one completes the result. Completing twice changes nothing."""

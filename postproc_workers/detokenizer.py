@@ -38,7 +38,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 #: `Detokenizer.strings` while no table holds.
 NO_STRINGS: list[str | None] = []
 
-#: Ids for which the window path waits for a U+FFFD to become a character: one has at most four bytes.
+#: A character has at most four bytes, so the fourth id completes it or nothing does.
 _MAX_INCOMPLETE = 4
 #: The window path tries to shorten its window from this length on, to this many ids, ...
 _WINDOW, _CONTEXT = 10, 4
@@ -95,7 +95,9 @@ class Detokenizer:
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The same text, one piece per id: a character belongs to the id that completes it. Raises TokenError."""
-        check_ids(token_ids, self._size)
+        for token_id in token_ids:
+            if type(token_id) is not int or not 0 <= token_id < self._size:
+                check_ids(token_ids, self._size)
         pieces = []
         for token_id in token_ids:
             text = self.strings[token_id] if self.strings and not self.pending else None
@@ -263,19 +265,19 @@ class Window:
 class WindowDetokenizer(Detokenizer):
     """Decodes the last few ids again with each new one; right for every decoder that changes text only near its end."""
 
-    __slots__ = ("_ids", "_shown", "_waited", "_window")
+    __slots__ = ("_ids", "_shown", "_waiting", "_window")
 
     def __init__(self, window: Window, *, continuation: bool) -> None:
         super().__init__(window.size, NO_STRINGS)
         self._window = window
-        #: Ids since the last incomplete text began.
-        self._waited = 0
         self._open(list(window.anchor) if continuation else [])
 
     def _open(self, ids: list[int]) -> None:
         #: The ids in the window, and what of their text was given out.
         self._ids = ids
         self._shown = self._window.decode(ids) if ids else ""
+        #: Lengths of the window's text after each of the last ids, as long as it has ended in U+FFFD.
+        self._waiting: list[int] = []
 
     def _step(self, token_id: int) -> str:
         if token_id in self._window.silent:
@@ -286,35 +288,37 @@ class WindowDetokenizer(Detokenizer):
             self._open([])
             self._ids.append(token_id)
             text = self._window.decode(self._ids)
-            self._waited = 0
-        return self._show(text)
-
-    def _show(self, text: str) -> str:
-        """Give out `text` beyond what was shown, but for a U+FFFD at its end that may yet become a character."""
-        self._waited = self._waited + 1 if text.endswith(REPLACEMENT) else 0
-        ready = text
-        if 0 < self._waited < _MAX_INCOMPLETE:
-            ready = max(text.rstrip(REPLACEMENT), self._shown, key=len)
-        else:
-            self._waited = 0
-        new, self._shown = ready[len(self._shown) :], ready
-        if len(self._ids) >= _WINDOW and len(ready) == len(text):
-            self._shorten()
+        end = self._ready(text)
+        new, self._shown = text[len(self._shown) : end], text[:end]
+        if len(self._ids) >= _WINDOW:
+            self._shorten(text)
         return new
 
-    def _shorten(self) -> None:
-        """Drop the oldest ids at a place where the rest decodes to the end of the same text, first space apart.
+    def _ready(self, text: str) -> int:
+        """Length of the text that will not change: a U+FFFD at its end may yet become a character, but not when it was
+        there already `_MAX_INCOMPLETE` ids ago."""
+        if not text.endswith(REPLACEMENT):
+            self._waiting.clear()
+            return len(text)
+        self._waiting.append(len(text))
+        old = self._waiting.pop(0) if len(self._waiting) == _MAX_INCOMPLETE else 0
+        return max(len(text.rstrip(REPLACEMENT)), len(self._shown), min(old, len(text)))
+
+    def _shorten(self, text: str) -> None:
+        """Drop the oldest ids at a place where the rest decodes to the end of the same text.
 
         The rest must show some text: what a decoder strips off the end of a text (spaces, usually) is shown with the
         next word only if the ids it belongs to are still in the window.
         """
-        for count in range(_CONTEXT, _CONTEXT + 4):
-            text = self._window.decode(self._ids[-count:])
-            if text.strip() and self._shown.endswith(text):
-                self._ids, self._shown = self._ids[-count:], text
+        held = len(text) - len(self._shown)
+        for count in range(_CONTEXT, _CONTEXT + _MAX_INCOMPLETE):
+            rest = self._window.decode(self._ids[-count:])
+            if rest[: len(rest) - held].strip() and text.endswith(rest):
+                self._waiting = [length - len(text) + len(rest) for length in self._waiting]
+                self._ids, self._shown = self._ids[-count:], rest[: len(rest) - held]
                 return
         if len(self._ids) >= _MAX_WINDOW:
-            self._open([*self._window.anchor, *self._ids[-_CONTEXT:]])
+            self._open([*(self._window.anchor if self._shown else ()), *self._ids[-_CONTEXT:]])
 
     def flush(self) -> str:
         if not self._ids:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from executor.engines.base import TokenLogprob
-from executor.result import DetokenizedGenerationResultBase, Logprob
+from executor.result import CompletionOutput, DetokenizedGenerationResultBase, Logprob
 from executor.wire import BODY, FAILED, OUTPUT_END, REQUEST_END, Finish, Open
 from postproc_workers.hook import Emit, HookError, HookFactory, PostProcessorHook, Replace, Suppress, Terminate
 from postproc_workers.post_processor import PostProcessor
@@ -39,18 +39,19 @@ def default_record_creator(
 class Stage:
     """What one output keeps between rows, apart from its ids: incomplete characters, a stop's prefix, a held chunk.
 
-    plain: rows of it may take the fast lane of ``Stream.step``.
+    plain: rows of one id may take the fast lane of ``PostprocWorker``: no stop strings, hook, log-probabilities, held
+        chunk, recording or resume.
     silent, silent_end: tokens, and the end, that the client has already.
     """
 
     __slots__ = (
-        "index", "plain", "decode", "pieces", "flush", "matcher", "hook", "ended", "silent", "silent_end",
+        "index", "plain", "output", "detokenizer", "decode", "pieces", "flush", "matcher", "hook", "ended", "silent", "silent_end",
         "interval", "held_ids", "held_text", "held_logprobs", "raw_ids", "raw_logprobs", "raw_finish",
     )  # fmt: skip
 
     def __init__(
         self,
-        index: int,
+        output: CompletionOutput,
         spec: StreamSpec,
         vocabulary: Vocabulary,
         stops: StopStrings | None,
@@ -62,7 +63,7 @@ class Stage:
             spaces_between_special_tokens=spec.spaces_between_special_tokens,
             continuation=spec.continuation,
         )
-        self.index = index
+        self.index, self.output, self.detokenizer = output.index, output, detokenizer
         self.decode, self.pieces, self.flush = detokenizer.decode, detokenizer.pieces, detokenizer.flush
         self.matcher = stops.matcher() if stops is not None else None
         self.hook = hook
@@ -87,8 +88,8 @@ class Stream:
     """
 
     __slots__ = (
-        "rid", "epoch", "frontend", "spec", "record", "args", "process", "flags", "cancels", "late_tokens",
-        "_stages", "_post_processor", "_shown_stops", "_size", "_logprobs",
+        "rid", "epoch", "frontend", "spec", "record", "args", "process", "stages", "flags", "cancels", "late_tokens",
+        "_post_processor", "_shown_stops", "_size", "_logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -115,8 +116,8 @@ class Stream:
         stops = StopStrings(spec.stop, include=spec.include_stop) if spec.stop else None
         hook = hook_factory() if hook_factory is not None else None
         interval = stream_interval if post_processor.streams else 1
-        self._stages = [Stage(i, spec, vocabulary, stops, hook, interval) for i in range(spec.outputs)]
-        for stage, (count, ended) in zip(self._stages, opened.delivered):
+        self.stages = [Stage(out, spec, vocabulary, stops, hook, interval) for out in self.record.outputs]
+        for stage, (count, ended) in zip(self.stages, opened.delivered):
             stage.silent, stage.silent_end = count, ended
             stage.plain = stage.plain and not count and not ended
 
@@ -124,11 +125,7 @@ class Stream:
         self, index: int, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None
     ) -> bytes:
         """The bytes that one row adds to the response, b"" for none. Raises whatever a stage raises: see ``fail``."""
-        stage = self._stages[index]
-        if stage.plain and finish is None:  # the fast lane: most rows of most streams
-            record = self.record
-            record.advance(index, tokens, stage.decode(tokens))
-            return self.process(record, self.args)
+        stage = self.stages[index]
         if stage.ended:
             self.late_tokens += len(tokens)
             return b""
@@ -141,8 +138,8 @@ class Stream:
     def fail(self, message: str) -> bytes:
         """End the request with an error: the bytes that tell the client. The engine has to be told too."""
         message = message or "the engine failed"
-        open_outputs = [stage.index for stage in self._stages if not stage.ended]
-        for stage in self._stages:
+        open_outputs = [stage.index for stage in self.stages if not stage.ended]
+        for stage in self.stages:
             stage.ended, stage.plain = True, False
         self.cancels += open_outputs
         self.record.fail()
@@ -161,7 +158,7 @@ class Stream:
         return {
             **self.spec.recording,
             "prompt_tokens": self.spec.prompt_tokens,
-            "outputs": [self._recorded_output(stage) for stage in self._stages],
+            "outputs": [self._recorded_output(stage) for stage in self.stages],
         }
 
     # -------------------------------------------------------------------------------- the general path

@@ -46,10 +46,12 @@ class Tokens:
 
     def __init__(self, tokenizer: Tokenizer, size: int = 0) -> None:
         """size: ids the model may emit; 0 takes one more than the largest id that has a token."""
-        strings = {token_id: string for string, token_id in tokenizer.get_vocab(with_added_tokens=False).items()}
+        vocab = tokenizer.get_vocab(with_added_tokens=False)
+        strings: dict[int, str | None] = {token_id: string for string, token_id in vocab.items()}
         added = tokenizer.get_added_tokens_decoder()
-        # Where the model has a token with the same id, the added one is what the library decodes.
-        strings.update((token_id, token.content) for token_id, token in added.items())
+        # An added token goes before the model's with the same id; normalized ones are decoded from their normalized
+        # form ("né▁w"), which only this call tells.
+        strings.update((token_id, tokenizer.id_to_token(token_id)) for token_id in added)
         self.size = size or 1 + max(strings, default=-1)
         self.strings: list[str | None] = [strings.get(token_id) for token_id in range(self.size)]
         # The library goes by the string, so another id with the string of a special token is special too.

@@ -38,7 +38,7 @@ from postproc_workers.detokenizer import (
 )
 from postproc_workers.token_tables import Tokens, agrees, build_table, byte_level_bytes, check_sequences, fallback_byte
 
-__all__ = ["TokenError", "Vocabulary"]
+__all__ = ["DecodeError", "TokenError", "Vocabulary"]
 
 _UNICODE = 0x110000
 #: Ids that are searched for an ordinary word to put before a window.
@@ -48,6 +48,10 @@ _FORCED_CLEAN_UP = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_cor
 #: (ids, skip special tokens, spaces between special tokens) -> text, without clean-up: what tables are held against and
 #: windows are decoded with.
 _Decode = Callable[[list[int], bool, bool], str]
+
+
+class DecodeError(RuntimeError):
+    """The tokenizer's library failed on ids that are in range."""
 
 
 class _Source(Protocol):
@@ -89,11 +93,7 @@ class Vocabulary:
     def from_library(cls, tokenizer: Tokenizer, *, size: int = 0, clean_up: bool = False) -> Vocabulary:
         """From an object of the ``tokenizers`` package. clean_up: remove spaces as transformers does."""
         tokens = Tokens(tokenizer, size)
-
-        def decode(ids: list[int], skip: bool, _spaces: bool) -> str:
-            return tokenizer.decode(ids, skip_special_tokens=skip)
-
-        return cls(_library_source(tokens, decode), tokens.size, clean_up=clean_up)
+        return cls(_library_source(tokens, _library_decode(tokenizer)), tokens.size, clean_up=clean_up)
 
     @classmethod
     def from_transformers(cls, tokenizer: Any, *, size: int = 0) -> Vocabulary:
@@ -208,15 +208,17 @@ class _WindowSource:
     def _find_anchor(self) -> tuple[int, ...]:
         """An id that decodes to a word, rather one that puts no space between itself and itself."""
         spaced: tuple[int, ...] = ()
-        for token_id in range(min(_ANCHOR_IDS, len(self._strings))):
-            if token_id in self._absent or token_id in self._special:
+        for token_id, string in enumerate(self._strings[:_ANCHOR_IDS]):
+            if string is None or token_id in self._special or fallback_byte(string):
+                continue  # a byte token would become part of the run of bytes that follows
+            try:
+                word, twice = (self._decode([token_id] * count, False, True) for count in (1, 2))
+            except DecodeError:
                 continue
-            word = self._decode([token_id], False, True)
-            if not (word.isascii() and word.isalnum()):
-                continue
-            if self._decode([token_id, token_id], False, True) == word * 2:
-                return (token_id,)
-            spaced = spaced or (token_id,)
+            if word.isascii() and word.isalnum():
+                if twice == word * 2:
+                    return (token_id,)
+                spaced = spaced or (token_id,)
         return spaced
 
     def open(self, skip_special_tokens: bool, spaces: bool, continuation: bool) -> Detokenizer:
@@ -255,7 +257,14 @@ def _library_source(tokens: Tokens, decode: _Decode) -> _Source:
 
 def _agrees(sequences: list[list[int]], source: _TableSource, decode: _Decode, skip: bool) -> bool:
     # Spaces would show between special tokens that are shown: ask for them there.
-    return agrees(sequences, lambda: source.open(skip, not skip, False), lambda ids: decode(ids, skip, not skip))
+    try:
+        return agrees(sequences, lambda: source.open(skip, not skip, False), lambda ids: decode(ids, skip, not skip))
+    except DecodeError:
+        return False
+
+
+def _library_decode(tokenizer: Tokenizer) -> _Decode:
+    return _guarded(lambda ids, skip, _spaces: tokenizer.decode(ids, skip_special_tokens=skip))
 
 
 def _transformers_decode(tokenizer: Any) -> _Decode:
@@ -263,15 +272,28 @@ def _transformers_decode(tokenizer: Any) -> _Decode:
 
     def decode(ids: list[int], skip: bool, spaces: bool) -> str:
         flags = {"spaces_between_special_tokens": spaces} if accepted else {}
-        text = tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False, **flags)
-        return str(text)
+        return str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False, **flags))
 
     accepted = True
     try:
         decode([], False, True)
     except (TypeError, ValueError):
         accepted = False
-    return decode
+    return _guarded(decode)
+
+
+def _guarded(decode: _Decode) -> _Decode:
+    """`decode`, with a panic of the Rust library (some decoders index out of bounds) as a DecodeError."""
+
+    def guarded(ids: list[int], skip: bool, spaces: bool) -> str:
+        try:
+            return decode(ids, skip, spaces)
+        except BaseException as error:  # a panic is no Exception, and would end the process of all requests
+            if type(error).__module__ != "pyo3_runtime":
+                raise
+            raise DecodeError(f"the tokenizer cannot decode these ids: {error}") from error
+
+    return guarded
 
 
 def _token_string(tokenizer: Any, token_id: int) -> str | None:

@@ -34,6 +34,10 @@ _PERSONAL = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 _CLOSING_TAGS = re.compile(r"(?:<[^<>\s]{1,64}>|\[/?\w{1,32}\]|\s)*\Z")
 
 
+#: Tokens of a completion whose client gives no limit (the legacy endpoint's documented default).
+COMPLETION_TOKENS = 16
+
+
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """What admission knows of the server: fixed once the engine has started.
@@ -228,7 +232,8 @@ def _logprobs(request: AnyRequest) -> int | None:
 
 
 def _max_tokens(request: AnyRequest, facts: ServerFacts, prompt_tokens: int) -> int:
-    """The limit asked for, or all that the context has room for. The wording is one that gateways know."""
+    """The limit asked for; else all that the context has room for, or in a completion the API's default of 16 tokens. The
+    wording is one that gateways know."""
     param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
     limit = f"This model's maximum context length is {facts.max_model_len} tokens."
     room = facts.max_model_len - prompt_tokens
@@ -245,7 +250,7 @@ def _max_tokens(request: AnyRequest, facts: ServerFacts, prompt_tokens: int) -> 
             f" the completion). Please reduce the {param} or the completion.",
             param=_limit_param(request),
         )
-    return asked or room
+    return asked or (room if isinstance(request, ChatCompletionRequest) else min(room, COMPLETION_TOKENS))
 
 
 def _limit_param(request: AnyRequest) -> str:

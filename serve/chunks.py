@@ -14,8 +14,20 @@ import orjson
 DONE = b"data: [DONE]\n\n"
 NULL = b"null"
 
-#: Text -> JSON string, UTF-8, with quotes.
-escape = orjson.dumps
+
+class _Escapes(dict[str, bytes]):
+    """Text -> JSON string, UTF-8, with quotes. Most deltas are one token's text, and those repeat: looking one up costs a
+    third of escaping it again. Bounded: long texts and those beyond 64k entries are escaped and forgotten."""
+
+    def __missing__(self, text: str) -> bytes:
+        data = orjson.dumps(text)
+        if len(text) <= 32 and len(self) < 1 << 16:
+            self[text] = data
+        return data
+
+
+#: ``ESCAPED[text]`` is the JSON string of a text.
+ESCAPED = _Escapes()
 
 
 class ChunkFormat:

@@ -14,7 +14,7 @@ import orjson
 
 from executor.result import CompletionOutput, DetokenizedGenerationResultBase
 from postproc_workers.post_processor import PostProcessor
-from serve.chunks import DONE, NULL, ChunkFormat, escape, usage_json
+from serve.chunks import DONE, ESCAPED, NULL, ChunkFormat, usage_json
 from serve.errors import EngineError, stream_error
 from serve.events import ContentDelta, Event, EventParser, Folded, ReasoningDelta, choice_events
 from serve.logprobs_format import CompletionLogprobs, chat_entries
@@ -97,7 +97,7 @@ def chat_stream_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
     choice = args.by_choice[output.index]
     if choice.plain and output.finish_reason is None:  # the fast lane: one delta between two constants
         text = output.text_diff
-        return choice.content_head + escape(text) + choice.content_tail if text else b""
+        return choice.content_head + ESCAPED[text] + choice.content_tail if text else b""
     return _chat_step(record, args, output, choice)
 
 
@@ -121,14 +121,14 @@ def _chat_step(record: Record, args: ChatPostprocArgs, output: CompletionOutput,
 def _start_chat(args: ChatPostprocArgs, choice: ChatChoice) -> bytes:
     choice.started = args.started = True
     choice.plain = choice.parser is None and not args.logprobs and not args.continuous_usage
-    return b'{"role":' + escape(args.role) + b',"content":""}'
+    return b'{"role":' + ESCAPED[args.role] + b',"content":""}'
 
 
 def _delta_json(event: Event) -> bytes:
     if isinstance(event, ContentDelta):
-        return b'{"content":' + escape(event.text) + b"}"
+        return b'{"content":' + ESCAPED[event.text] + b"}"
     if isinstance(event, ReasoningDelta):
-        return b'{"reasoning_content":' + escape(event.text) + b"}"
+        return b'{"reasoning_content":' + ESCAPED[event.text] + b"}"
     call: dict[str, Any] = {"index": event.index}
     if event.id is not None:
         call |= {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": event.arguments}}
@@ -222,7 +222,7 @@ def completion_stream_post_processor(record: Record, args: CompletionPostprocArg
     choice = args.by_choice[output.index]
     if choice.plain and output.finish_reason is None:
         text = output.text_diff
-        return choice.head + escape(text) + choice.tail if text else b""
+        return choice.head + ESCAPED[text] + choice.tail if text else b""
     return _completion_step(record, args, output, choice)
 
 
@@ -231,14 +231,14 @@ def _completion_step(
 ) -> bytes:
     usage, parts, text = args.running_usage(record), [], output.text_diff
     if not choice.started and choice.echo:
-        parts.append(choice.head + escape(choice.echo) + args.format.tail(usage=usage))
+        parts.append(choice.head + ESCAPED[choice.echo] + args.format.tail(usage=usage))
     columns = _completion_columns(record, choice)
     news = bool(text or columns or output.finish_reason is not None)
     _start_completion(args, choice, bool(parts) or news)
     if news:
         logprobs = orjson.dumps(columns) if columns else NULL
         tail = args.format.tail(logprobs, output.finish_reason, output.stop_reason, usage)
-        parts.append(choice.head + escape(text) + tail)
+        parts.append(choice.head + ESCAPED[text] + tail)
     return b"".join(parts) + _response_end(record, args)
 
 

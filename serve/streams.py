@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 
 from executor.wire import BODY, FAILED, REQUEST_END
-from serve.errors import EngineError
+from serve.chunks import DONE
+from serve.errors import EngineError, stream_error
 
 
 class ClientStream:
@@ -18,10 +19,12 @@ class ClientStream:
     JSON document and not an event stream: a unary body, or an error found before the first event.
     """
 
-    __slots__ = ("ended", "failed", "whole", "abandoned", "_parts", "_news")
+    __slots__ = ("ended", "failed", "whole", "abandoned", "_begun", "_parts", "_news")
 
     def __init__(self) -> None:
         self.ended = self.failed = self.whole = self.abandoned = False
+        #: events are on their way to the client, so an error has to be one too
+        self._begun = False
         self._parts: list[bytes] = []
         self._news = asyncio.Event()
 
@@ -33,13 +36,17 @@ class ClientStream:
             self.ended = bool(flags & REQUEST_END)
             if self.failed and not payload:
                 payload = EngineError("The request was refused by its worker.").body()
+        self._begun = self._begun or not self.whole
         self._parts.append(payload)
         self._news.set()
 
     def fail(self, message: str) -> None:
-        """End with an error that no worker has worded."""
-        self._parts.append(EngineError(message).body())
-        self.whole = self.failed = self.ended = True
+        """End with an error that no worker has worded: an event once there have been events, else a document."""
+        error = EngineError(message)
+        event = stream_error(error.message, error.type, error.code) + DONE
+        self._parts.append(event if self._begun else error.body())
+        self.whole = not self._begun
+        self.failed = self.ended = True
         self._news.set()
 
     def abandon(self) -> None:
