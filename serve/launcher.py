@@ -62,6 +62,8 @@ class StartError(RuntimeError):
 def serve(config: Config) -> int:
     """Run a server until it is asked to end; returns the exit code."""
     logging.basicConfig(stream=sys.stderr, level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    if config.log_level != "debug":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # our banner says the same, and who listens where
     try:
         load_hook(config.post_processor_hook)  # a typo is found here, not by every worker
         listener = _listen(config)
@@ -144,9 +146,9 @@ class Launcher:
     async def _start(self) -> None:
         begin = time.monotonic()
         self._proxy.connect(self._address("executor"), self._address("frontend-0"))
-        info, tokenizer = await asyncio.gather(
-            self._start_executor(), asyncio.to_thread(load_tokenizer, self._tokenizer_source)
-        )
+        loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, self._tokenizer_source))
+        info = await self._start_executor(loading)
+        tokenizer = await loading
         await self._start_workers(info)
         prompts = Prompts(tokenizer)
         facts = self._facts(info, prompts)
@@ -154,20 +156,28 @@ class Launcher:
         await self._start_http(app)
         self._banner(info, facts, time.monotonic() - begin)
 
-    async def _start_executor(self) -> EngineInfo:
+    async def _start_executor(self, tokenizer: asyncio.Task[PreTrainedTokenizerBase]) -> EngineInfo:
         _say(f"starting the {self._config.engine} engine ...")
         model_dir = str(self._files.directory) if self._files else None
         config = {
             "address": self._address("executor"),
             "frontends": [self._address("frontend-0")],
             "engine": self._config.engine,
-            "engine_args": self._config.engine_args(model_dir),
+            "engine_args": self._config.engine_args(model_dir) | await self._replay_args(tokenizer),
             "log_level": self._config.log_level,
         }
         self._executor = await ChildProcess.spawn("executor", "executor.process", config)
         ready = await self._executor.ready()
         self._tasks.append(asyncio.create_task(self._watch_executor(self._executor)))
         return EngineInfo(**{**ready, "supported": tuple(ready["supported"]), "eos_token_ids": tuple(ready["eos_token_ids"])})
+
+    async def _replay_args(self, tokenizer: asyncio.Task[PreTrainedTokenizerBase]) -> dict[str, Any]:
+        """A replay engine without a vocabulary of its own takes the tokenizer's, and leaves its special tokens out."""
+        if self._config.engine != "replay":
+            return {}
+        loaded = await tokenizer
+        own = {"vocab_size": len(loaded), "special_token_ids": sorted(set(loaded.all_special_ids))}
+        return {"config": own | dict(self._config.engine_config)}
 
     async def _start_workers(self, info: EngineInfo) -> None:
         size = self._config.num_postprocess_workers

@@ -24,7 +24,7 @@ PIECES = ["▁Hello", "▁world", "▁", "▁▁", "▁▁▁", "a", "b", "ing",
 def _added(tokenizer: Tokenizer) -> Tokenizer:
     """Special tokens and ordinary added ones, some with characters that a decoder might touch."""
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|end|>", "<｜pad▁｜>", "<é>")])
-    tokenizer.add_tokens([AddedToken("<think>"), AddedToken("né w"), AddedToken("ñ"), AddedToken(" ▁ x")])
+    tokenizer.add_tokens([AddedToken("<think>"), AddedToken("né w"), AddedToken("ñ"), AddedToken(" ▁ x", normalized=False)])
     return tokenizer
 
 
