@@ -32,9 +32,12 @@ def check_address(address: str) -> None:
         return
     if scheme == "tcp":
         raise AddressError(f"{address}: tcp:// is refused without CURVE keys; use ipc://")
-    if scheme != "ipc" or not path:
-        raise AddressError(f"{address}: not an ipc:// address")
-    mode = stat.S_IMODE(os.stat(Path(path).parent).st_mode)
+    if scheme != "ipc" or not path.startswith("/"):  # "@name" would be an abstract socket, which no directory protects
+        raise AddressError(f"{address}: not an ipc:// address with an absolute path")
+    try:
+        mode = stat.S_IMODE(os.stat(Path(path).parent).st_mode)
+    except (OSError, ValueError) as error:
+        raise AddressError(f"{address}: its directory cannot be used: {error}") from None
     if mode & 0o077:
         raise AddressError(f"{address}: the directory has mode {mode:04o}; it must not be open to others (0700)")
 

@@ -3,10 +3,12 @@
     parent -> child   stdin: one line of JSON, the child's config. The pipe stays open: end of file means that the parent is
                       gone, and the child ends itself.
     child -> parent   stdout: one line of JSON once it can work, ``{"ready": {...}}``, or ``{"failed": "reason"}``.
-    both              stderr is shared: log lines.
+    both              stderr is shared: log lines. Whatever else a child prints (a library, a user's hook) goes there too: it
+                      must not be taken for an answer, nor fill a pipe that the parent has stopped reading.
 
-A child ignores SIGINT (ctrl-C reaches the whole foreground group, but the order of the shutdown is the parent's), ends
-its loop on SIGTERM, and is killed by the kernel should the parent die while the child hangs.
+A child lives in a session of its own, so that ctrl-C reaches the parent alone, whose is the order of the shutdown. It ends
+its loop on SIGTERM, and is killed by the kernel should the parent die while the child hangs. Before it can work it holds
+nothing, and is ended by SIGKILL: a model that is being loaded notices nothing else.
 
 Exit codes: 0 asked to end, 1 failed, 2 bad config.
 """
@@ -30,6 +32,7 @@ import zmq
 logger = logging.getLogger("tailrace.child")
 
 _PR_SET_PDEATHSIG = 1
+_SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 
 
 class ChildError(RuntimeError):
@@ -37,10 +40,15 @@ class ChildError(RuntimeError):
 
 
 class Child:
-    """A child's own view of its life. ``stopping`` turns true when it has to end; ``wake`` interrupts a poll."""
+    """A child's own view of its life. ``stopping`` turns true when it has to end; ``wake`` interrupts a poll.
+
+    works: whether the parent has been told that it does.
+    """
 
     def __init__(self) -> None:
-        self.stopping = False
+        self.stopping = self.works = False
+        self._answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -75,11 +83,12 @@ class Child:
 
     def ready(self, info: Mapping[str, Any]) -> None:
         """Tell the parent that this process can work."""
-        print(json.dumps({"ready": dict(info)}), flush=True)
+        self.works = True
+        print(json.dumps({"ready": dict(info)}), file=self._answers, flush=True)
 
     def failed(self, reason: str) -> None:
         """Tell the parent why this process cannot work."""
-        print(json.dumps({"failed": reason}), flush=True)
+        print(json.dumps({"failed": reason}), file=self._answers, flush=True)
 
     def _on_term(self, signum: int, frame: object) -> None:
         self.stopping = True
@@ -94,9 +103,11 @@ def run_child(main: Callable[[Child], None]) -> int:
         return 2
     try:
         main(child)
-    except Exception as error:  # the other of the two broad ones: around a process's loop; the parent decides what follows
-        logger.exception("%s ends", child.config["name"])
-        child.failed(f"{type(error).__name__}: {error}")
+    except Exception as error:  # broad: around a process's loop; the parent decides what follows
+        # A ValueError on the way up is a wrong setting, and the parent says which one: its traceback would bury that.
+        expected = isinstance(error, ValueError) and not child.works
+        logger.log(logging.DEBUG if expected else logging.ERROR, "%s ends", child.config["name"], exc_info=True)
+        child.failed(str(error) if expected else f"{type(error).__name__}: {error}")
         return 1
     return 0
 
@@ -107,14 +118,16 @@ class ChildProcess:
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
         self._process = process
+        self._works = False
 
     @classmethod
     async def spawn(cls, name: str, module: str, config: Mapping[str, Any]) -> ChildProcess:
-        """Start ``python -m module`` and hand it its config."""
+        """Start ``python -m module`` and hand it its config. It imports from where we do, and not from the current folder,
+        where a file named like one of our packages may lie (Python 3.10 always looks there first)."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            sys.executable, *_SAFE_PATH, "-m", module,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
         assert process.stdin is not None
         process.stdin.write(json.dumps({"name": name, **config}).encode() + b"\n")
@@ -141,9 +154,10 @@ class ChildProcess:
         except ValueError:
             message = {}
         if isinstance(message, dict) and isinstance(message.get("ready"), dict):
-            return message["ready"]
+            self._works = True
+            return dict(message["ready"])
         reason = message.get("failed") if isinstance(message, dict) else None
-        code = await self.stop(1.0)
+        code = await self._end(1.0)
         raise ChildError(f"{self.name} did not start: {reason or f'it ended with exit code {code}'}")
 
     async def wait(self) -> int:
@@ -152,9 +166,14 @@ class ChildProcess:
 
     async def stop(self, timeout: float = 5.0) -> int:
         """Ask it to end, then kill it once ``timeout`` seconds have passed; returns the exit code."""
-        if self._process.returncode is None:
+        if not self._works:
+            self.kill()
+        elif self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
+        return await self._end(timeout)
+
+    async def _end(self, timeout: float) -> int:
         try:
             return await asyncio.wait_for(self._process.wait(), timeout)
         except asyncio.TimeoutError:  # not the builtin one before Python 3.11

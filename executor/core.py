@@ -58,8 +58,8 @@ class ExecutorCore:
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine and dispatcher, for /metrics."""
-        own = {"tokens": self.tokens, "steps": self.steps}
-        return own | {f"engine_{name}": value for name, value in self._engine.stats().items()} | self.dispatcher.stats()
+        engine = {f"engine_{name}": value for name, value in self._engine.stats().items()}
+        return {"tokens": self.tokens, "steps": self.steps, **engine, **self.dispatcher.stats()}
 
     def close(self) -> None:
         """Stop the engine."""

@@ -190,8 +190,11 @@ class Dispatcher:
         batch = self._batches[worker]
         request = route.request
         batch.opens.append(Open(rid, route.epoch, request.frontend, request.spec, delivered))
-        for index, output in enumerate(route.outputs):
-            batch.rows += _history_rows(rid, index, output)
+        # Outputs whose end the client has come first. What ends the whole response (usage, [DONE]) comes with the end of the
+        # last output, and would be lost if that one were folded in silence.
+        ended = {index for index, (_, end) in enumerate(delivered) if end}
+        for index in sorted(range(len(route.outputs)), key=lambda index: index not in ended):
+            batch.rows += _history_rows(rid, index, route.outputs[index])
 
 
 def _history_rows(rid: int, index: int, output: OutputHistory) -> list[StepRow]:
@@ -201,9 +204,11 @@ def _history_rows(rid: int, index: int, output: OutputHistory) -> list[StepRow]:
         part = slice(start, start + MAX_COUNT)
         logprobs = output.logprobs[part] if output.logprobs is not None else None
         rows.append(StepRow(rid, index, output.tokens[part].tolist(), logprobs=logprobs))
-    if output.last is not None:
+    if output.closed:
         last = rows.pop() if rows else StepRow(rid, index, ())
-        finish = output.last
+        # What a worker ended has no finish of the engine. The next worker ends it at the same token, unless it has a hook
+        # that goes by the cut into steps: then this finish ends it, since nothing else would.
+        finish = output.last or StepRow(rid, index, (), "stop")
         rows.append(
             last._replace(finish_reason=finish.finish_reason, stop_token=finish.stop_token, message=finish.message)
         )

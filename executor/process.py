@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from executor.channel import STEPS_HWM, bind_pull, connect_push, drain, try_send
+from executor.channel import STEPS_HWM, AddressError, bind_pull, connect_push, drain, try_send
 from executor.child import Child, run_child
 from executor.core import ExecutorCore
 from executor.engines import engine_factory
@@ -75,11 +75,24 @@ class ExecutorProcess:
             logger.warning("refused a frame of %d bytes: %s", len(frame), error)
             return
         if isinstance(message, WorkerJoined):
-            self._workers[message.worker] = connect_push(self._context, message.address, STEPS_HWM, linger_ms=0)
+            if not self._connect(message):
+                return
         elif isinstance(message, WorkerLost) and message.worker in self._workers:
             self._workers.pop(message.worker).close()
             self._waiting.pop(message.worker, None)
         self._core.receive(message)
+
+    def _connect(self, joined: WorkerJoined) -> bool:
+        try:
+            socket = connect_push(self._context, joined.address, STEPS_HWM, linger_ms=0)
+        except (AddressError, zmq.ZMQError) as error:
+            self.refused_frames += 1
+            logger.warning("refused worker %d: %s", joined.worker, error)
+            return False
+        if (before := self._workers.get(joined.worker)) is not None:
+            before.close()
+        self._workers[joined.worker] = socket
+        return True
 
     def _send(self, worker: int, steps: StepRecords) -> None:
         frame = encode(steps)

@@ -65,16 +65,29 @@ class _ResultSink:
         self._result = result
 
     def feed(self, payload: bytes, flags: int) -> None:
-        for step in decode_deltas(payload):
-            if isinstance(step, OutputDelta) and step.finish_reason == "abort":
-                self._result.deliver(AbortedError("the generation was aborted"))
-            else:
-                self._result.deliver(ResultError(step) if isinstance(step, str) else step)
+        try:
+            for step in decode_deltas(payload):
+                self._deliver(step)
+        except WireError as error:  # an exception here would keep the other requests of the frame from their bytes
+            self._result.deliver(ResultError(f"the worker's answer cannot be read: {error}"))
         if flags & FAILED and not payload:
             self._result.deliver(ResultError("the request was refused by its worker"))
+        elif flags & REQUEST_END:
+            # Every result ends, also where a post-processor's last step did not say so.
+            self._result.deliver(ResultError("the request ended without a result"))
 
     def fail(self, message: str) -> None:
         self._result.deliver(ResultError(message))
+
+    def _deliver(self, step: OutputDelta | str) -> None:
+        if isinstance(step, str):
+            self._result.deliver(ResultError(step))
+        elif step.index >= len(self._result.outputs):
+            raise WireError(f"delta: there is no output {step.index}")
+        elif step.finish_reason == "abort":
+            self._result.deliver(AbortedError("the generation was aborted"))
+        else:
+            self._result.deliver(step)
 
 
 class GenerationExecutor:
@@ -139,7 +152,13 @@ class GenerationExecutor:
     def open(self, request: GenerationRequest, sink: Sink) -> None:
         """Submit a request whose bytes go to ``sink``."""
         self._pending[request.rid] = _Pending(sink, delivered=[(0, False)] * request.num_outputs)
-        self._send(request)
+        sent = False
+        try:
+            self._send(request)
+            sent = True
+        finally:
+            if not sent:  # the caller has the exception, and nobody would ever end what is not submitted
+                del self._pending[request.rid]
 
     def submit(self, request: GenerationRequest) -> GenerationResult:
         """Submit a request of the ``deltas`` post-processor (``deltas_request``) and get a handle to step."""
@@ -173,11 +192,12 @@ class GenerationExecutor:
         """A worker is gone: tell the executor what the clients of its requests have.
 
         What the dead worker had sent before may still lie in our socket. From here on it is dropped: the request goes on
-        from ``delivered`` elsewhere, so the same bytes come again under the next epoch.
+        from ``delivered`` elsewhere, so the same bytes come again under the next epoch. A request that this worker had
+        taken over from another dead one, and had not answered yet, is still known here as the other's: hence all lost ones.
         """
         self._lost.add(worker)
         self.worker_stats.pop(worker, None)
-        self._send(WorkerLost(worker, {r: p.delivered for r, p in self._pending.items() if p.worker == worker}))
+        self._send(WorkerLost(worker, {r: list(p.delivered) for r, p in self._pending.items() if p.worker in self._lost}))
 
     def fail_all(self, message: str) -> None:
         """End every open request with an error."""

@@ -184,7 +184,7 @@ class DetokenizedGenerationResultBase(GenerationResultBase):
 class OutputDelta(NamedTuple):
     """One step of one output as it reaches a handle (the payload of the ``deltas`` post-processor)."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     token_ids: Sequence[int]
     text: str
     logprobs: Sequence[Logprob] = ()
@@ -227,18 +227,22 @@ class GenerationResult(GenerationResultBase):
         return self
 
     async def __anext__(self) -> GenerationResult:
-        if self._error is not None:
-            raise self._error
-        if self._done:
-            raise StopAsyncIteration
+        self._raise_if_over()
         while not self._steps:
             self._arrived.clear()
             await self._arrived.wait()
+            self._raise_if_over()  # another caller may have taken the last step meanwhile
         # No await from here on: a cancelled caller either has taken the step or has left it in the queue.
         self._take(self._steps.popleft())
         if self._error is not None:
             raise self._error
         return self
+
+    def _raise_if_over(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._done:
+            raise StopAsyncIteration
 
     async def aresult(self) -> GenerationResult:
         """Step to the end; returns the finished handle. Raises the terminal error if there is one."""

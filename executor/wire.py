@@ -25,6 +25,7 @@ that is half of them, and at 16 rows a frame the columns' fixed cost is half of 
 
 from __future__ import annotations
 
+import itertools
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,12 @@ MAX_FRAME = 256 << 20
 
 MAX_COUNT = 0xFFFF
 """Tokens in one row at most (column ``count`` is u2); a longer history travels as several rows."""
+
+MAX_OUTPUTS = 1 << 16
+"""Outputs of one request at most (column ``index`` is u2)."""
+
+MAX_ITEMS = 1 << 20
+"""Entries of one array at most: a worker's requests when it is lost, a request's prompts or outputs."""
 
 FINISH_REASONS = frozenset(("stop", "length", "abort", "error"))
 
@@ -137,7 +144,8 @@ def _pack(code: str, values: Iterable[Any]) -> bytes:
 
 def _unpack(fields: Mapping[str, Any], name: str, code: str) -> list[Any]:
     try:
-        values = memoryview(fields[name]).cast(code).tolist()  # no copy into an array first: half the cost
+        # No copy into an array first: half the cost.
+        values: list[Any] = memoryview(fields[name]).cast(code).tolist()  # type: ignore[call-overload]
     except (KeyError, TypeError):
         raise WireError(f"{name}: a column of {_SIZES[code]}-byte values is needed") from None
     if _SWAP:
@@ -328,6 +336,20 @@ def _pairs(value: Any, name: str, first: type, second: type) -> list[tuple[Any, 
     return [(pair[0], pair[1]) for pair in value]
 
 
+def _delivered(value: Any) -> list[tuple[int, bool]]:
+    pairs = _pairs(value, "delivered", int, bool)
+    if len(pairs) > MAX_OUTPUTS or any(not 0 <= count < 2**32 for count, _ in pairs):
+        raise WireError("delivered: a count is out of range, or there are more outputs than a request can have")
+    return pairs
+
+
+def _numbers(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    values = _typed(fields, name, dict)
+    if not all(isinstance(key, str) and isinstance(value, (int, float)) for key, value in values.items()):
+        raise WireError(f"{name}: a map of numbers by name is needed")
+    return dict(values)
+
+
 # ------------------------------------------------------------------------------------------------------ one kind each
 
 
@@ -368,8 +390,8 @@ def _decode_sampling(fields: Mapping[Any, Any]) -> SamplingParams:
 
 def _decode_submit(f: Mapping[str, Any]) -> GenerationRequest:
     raw = _typed(f, "prompts", list)
-    n = _int(f, "n", 1, 0xFFFF)
-    if not raw or len(raw) * n > 0xFFFF:
+    n = _int(f, "n", 1, MAX_OUTPUTS)
+    if not raw or len(raw) * n > MAX_OUTPUTS:
         raise WireError(f"prompts: {len(raw)} prompts with n={n} make no valid number of outputs")
     prompts = [_unpack({"prompts": p}, "prompts", "i") for p in raw]
     sampling = _decode_sampling(_typed(f, "sampling", dict))
@@ -383,7 +405,7 @@ def _encode_lost(m: WorkerLost) -> dict[str, Any]:
 
 def _decode_lost(f: Mapping[str, Any]) -> WorkerLost:
     items = _pairs(f.get("delivered"), "delivered", int, list)
-    return WorkerLost(_int(f, "worker"), {rid: _pairs(outputs, "delivered", int, bool) for rid, outputs in items})
+    return WorkerLost(_int(f, "worker"), {rid: _delivered(outputs) for rid, outputs in items})
 
 
 def _encode_steps(m: StepRecords) -> dict[str, Any]:
@@ -444,7 +466,11 @@ def _decode_finishes(value: Any) -> dict[int, Finish]:
 def _decode_open(item: Any) -> Open:
     if not isinstance(item, list) or [type(v) for v in item] != [int, int, int, bytes, list]:
         raise WireError("open: [rid, epoch, frontend, spec, delivered] is needed")
-    return Open(*item[:4], _pairs(item[4], "delivered", int, bool))
+    rid, epoch, frontend, spec, delivered = item
+    # Both come back in the columns of an emission: what does not fit there must not come in.
+    if not (0 <= rid < 2**63 and 0 <= epoch < 2**32 and 0 <= frontend < 2**31):
+        raise WireError("open: rid, epoch or frontend is out of range")
+    return Open(rid, epoch, frontend, spec, _delivered(delivered))
 
 
 def _decode_steps(f: Mapping[str, Any]) -> StepRecords:
@@ -481,7 +507,7 @@ def _decode_emissions(f: Mapping[str, Any]) -> Emissions:
         _int(f, "worker"), rids, _unpack_unusual(f, "epoch", "I", len(rids), 0),
         _unpack_unusual(f, "index", "H", len(rids), 0), _unpack(f, "count", "I"),
         _unpack_unusual(f, "flags", "B", len(rids), 0), _unpack(f, "size", "I"), _typed(f, "payload", bytes),
-        _typed(f, "stats", dict) if "stats" in f else None,
+        _numbers(f, "stats") if "stats" in f else None,
     )  # fmt: skip
 
 
@@ -506,13 +532,35 @@ _DECODERS: dict[str, Callable[[Mapping[str, Any]], Message]] = {
     "lost": _decode_lost,
     "steps": _decode_steps,
     "emissions": _decode_emissions,
-    "status": lambda f: Status(_typed(f, "values", dict)),
+    "status": lambda f: Status(_numbers(f, "values")),
 }
 
 
 def encode(message: Message) -> bytes:
     """The frame of a message."""
-    return msgpack.packb(_ENCODERS[type(message)](message))
+    frame: bytes = msgpack.packb(_ENCODERS[type(message)](message))
+    return frame
+
+
+_SMALL_FRAME = 1 << 18
+"""Bytes up to which a frame of nothing but containers costs some 40 ms and 20 MB: not worth counting them."""
+
+_MAX_CONTAINERS = 1 << 19
+MAX_NAMES = 1 << 10
+"""Keys of one map at most."""
+
+
+def _budget() -> dict[str, Callable[[Any], Any]]:
+    """Hooks that only count. An empty list is one byte on the wire and 64 in memory, so 16 MB of them would take a process
+    20 seconds and 1.2 GB; what is large and legitimate is made of columns, specs and prompts, which are bytes."""
+    left = itertools.count(-_MAX_CONTAINERS)
+
+    def counted(container: Any) -> Any:
+        if next(left) >= 0:
+            raise ValueError(f"more than {_MAX_CONTAINERS} containers")
+        return container
+
+    return {"list_hook": counted, "object_hook": counted}
 
 
 def decode(frame: bytes) -> Message:
@@ -520,7 +568,8 @@ def decode(frame: bytes) -> Message:
     if len(frame) > MAX_FRAME:
         raise WireError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME}")
     try:
-        fields = msgpack.unpackb(frame)
+        hooks = _budget() if len(frame) > _SMALL_FRAME else {}
+        fields = msgpack.unpackb(frame, max_array_len=MAX_ITEMS, max_map_len=MAX_NAMES, **hooks)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError) as error:
         raise WireError(f"not MessagePack: {error}") from None
     if not isinstance(fields, dict):
@@ -539,24 +588,44 @@ def encode_delta(delta: OutputDelta) -> bytes:
     """One step of one output for a handle. Payloads joined on the way still read as their steps."""
     logprobs = [[p.token_id, p.logprob, [list(pair) for pair in p.top], p.piece] for p in delta.logprobs]
     fields = [delta.index, list(delta.token_ids), delta.text, logprobs, delta.finish_reason, delta.stop_reason]
-    return msgpack.packb(fields)
+    payload: bytes = msgpack.packb(fields)
+    return payload
 
 
 def encode_failure(message: str) -> bytes:
     """The end of a failed request for a handle."""
-    return msgpack.packb(message)
+    payload: bytes = msgpack.packb(message)
+    return payload
 
 
 def decode_deltas(payload: bytes) -> Iterator[OutputDelta | str]:
     """The steps of a payload in order; a str is the reason why the request failed. WireError for anything else."""
-    unpacker = msgpack.Unpacker(raw=False, max_buffer_size=max(len(payload), 1))
+    unpacker = msgpack.Unpacker(max_buffer_size=max(len(payload), 1), max_array_len=MAX_ITEMS)
     unpacker.feed(payload)
-    for item in unpacker:
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, list) and len(item) == 6:
-            index, ids, text, logprobs, finish_reason, stop_reason = item
-            entries = [Logprob(i, value, [tuple(pair) for pair in top], piece) for i, value, top, piece in logprobs]
-            yield OutputDelta(index, ids, text, entries, finish_reason, stop_reason)
-        else:
-            raise WireError("delta: a list of six values or a message is needed")
+    read = 0
+    while read < len(payload):
+        try:
+            item = unpacker.unpack()
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise WireError(f"delta: not MessagePack: {error}") from None
+        read = unpacker.tell()
+        yield item if isinstance(item, str) else _delta(item)
+
+
+def _delta(item: Any) -> OutputDelta:
+    if not isinstance(item, list) or len(item) != 6:
+        raise WireError("delta: a list of six values or a message is needed")
+    index, ids, text, logprobs, finish_reason, stop_reason = item
+    if type(index) is not int or not 0 <= index < MAX_OUTPUTS or not isinstance(text, str):
+        raise WireError("delta: index and text are needed")
+    if not isinstance(finish_reason, str | None) or not isinstance(stop_reason, str | int | None):
+        raise WireError("delta: finish_reason is a string or nil, stop_reason an integer too")
+    if not isinstance(logprobs, list):
+        raise WireError("delta: a list of log-probabilities is needed")
+    return OutputDelta(index, _ids(ids, "delta"), text, [_logprob(e) for e in logprobs], finish_reason, stop_reason)
+
+
+def _logprob(item: Any) -> Logprob:
+    if not isinstance(item, list) or [type(v) for v in item] != [int, float, list, str]:
+        raise WireError("delta: [id, value, alternatives, piece] is needed")
+    return Logprob(item[0], item[1], _pairs(item[2], "delta", int, float), item[3])

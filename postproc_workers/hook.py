@@ -71,7 +71,7 @@ def load_hook(name: str | None) -> HookFactory | None:
     """The hook class of a dotted name, or None."""
     if name is None:
         return None
-    factory = load_object(name, "post_processor_hook")
+    factory: HookFactory = load_object(name, "post_processor_hook")
     if not callable(factory):
         raise ValueError(f"post_processor_hook: {name!r} is not a class")
     return factory

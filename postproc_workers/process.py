@@ -54,7 +54,10 @@ class WorkerProcess:
         if output.cancels:
             self._executor.send(encode(Cancel(output.cancels)))
         for frontend, emissions in output.emissions.items():
-            self._frontends[frontend].send(encode(emissions))
+            if frontend < len(self._frontends):
+                self._frontends[frontend].send(encode(emissions))
+            else:
+                logger.error("dropped %d rows for front end %d, which there is not", len(emissions.rids), frontend)
 
 
 def main(child: Child) -> None:

@@ -22,7 +22,7 @@ from postproc_workers.vocabulary import Vocabulary
 from postproc_workers.worker import PostprocWorker
 
 ADMISSION = "serve.recordings:admit_recording"
-POST_PROCESSORS = "serve.postprocess_handlers:POST_PROCESSORS"
+POST_PROCESSORS = "serve.post_processors:POST_PROCESSORS"
 
 Admission = Callable[[Mapping[str, Any], bool], StreamSpec | bytes]
 
@@ -50,6 +50,8 @@ def replay(
     spec = admit(recording, stream)
     if isinstance(spec, bytes):
         return spec
+    if spec.outputs != len(outputs):
+        raise RecordingError(f"outputs: {len(outputs)} where the request asks for {spec.outputs}")
     worker = PostprocWorker(_vocabulary(recording, base_dir), load_post_processors(post_processors))
     body = [_run(worker, StepRecords([], [], [], [], opens=[Open(0, 0, 0, spec.encode())]))]
     body += [_run(worker, StepRecords.build([row])) for row in rows_of(outputs, split)]
@@ -83,14 +85,19 @@ def _outputs(recording: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     outputs = recording.get("outputs")
     if not isinstance(outputs, list) or not outputs or not all(isinstance(entry, dict) for entry in outputs):
         raise RecordingError("outputs: a list of at least one object is needed")
+    if not all(type(entry.get("index", 0)) is int for entry in outputs):
+        raise RecordingError("outputs.index: an integer is needed")
     return sorted(outputs, key=lambda entry: entry.get("index", 0))
 
 
 def _read_output(entry: Mapping[str, Any], index: int) -> RecordedOutput:
     if entry.get("index", index) != index:
         raise RecordingError(f"outputs: index {entry.get('index')!r} where {index} is due")
-    ids = entry["token_ids"] if "token_ids" in entry else [ord(char) for char in entry.get("text", "")]
-    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+    text = entry.get("text", "")
+    if not isinstance(text, str):
+        raise RecordingError("outputs.text: a string is needed")
+    ids = entry["token_ids"] if "token_ids" in entry else [ord(char) for char in text]
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):  # ids out of range are the stream's business
         raise RecordingError("outputs.token_ids: a list of integers is needed")
     reason = entry.get("finish_reason")
     if reason not in ("stop", "length", "abort", "error"):
@@ -106,7 +113,10 @@ def _logprobs(entry: Mapping[str, Any], count: int) -> list[TokenLogprob] | None
         return None
     if not isinstance(items, list) or len(items) != count:
         raise RecordingError(f"outputs.logprobs: one entry for each of the {count} tokens is needed")
-    return [TokenLogprob(item["logprob"], [(i, value) for i, value in item.get("top", ())]) for item in items]
+    try:
+        return [TokenLogprob(float(item["logprob"]), [(i, float(v)) for i, v in item.get("top", ())]) for item in items]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise RecordingError('outputs.logprobs: entries are {"logprob": float, "top": [[token_id, logprob], ...]}') from None
 
 
 def _vocabulary(recording: Mapping[str, Any], base_dir: Path | str) -> Vocabulary:
@@ -148,7 +158,8 @@ def _parametric_cuts(count: int, kind: str, number: int) -> list[int]:
         if number < 1:
             raise RecordingError("split: every:N needs N of at least 1")
         return list(range(number, count, number))
-    ends, at, state = [], 0, number
+    ends: list[int] = []
+    at, state = 0, number
     while True:
         # Knuth's MMIX generator: the same division on every machine and Python, which `random` does not promise.
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64

@@ -12,16 +12,18 @@ the token that completed it, and ids, logprobs and usage end with that token.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 from executor.engines.base import TokenLogprob
 from executor.result import CompletionOutput, DetokenizedGenerationResultBase, Logprob
 from executor.wire import BODY, FAILED, OUTPUT_END, REQUEST_END, Finish, Open
+from postproc_workers.detokenizer import check_ids
 from postproc_workers.hook import Emit, HookError, HookFactory, PostProcessorHook, Replace, Suppress, Terminate
 from postproc_workers.post_processor import PostProcessor
 from postproc_workers.spec import StreamSpec
 from postproc_workers.stop_strings import StopStrings
-from postproc_workers.vocabulary import Vocabulary
+from postproc_workers.vocabulary import TokenError, Vocabulary
 
 End = tuple[str, str | int | None]
 """(finish_reason, stop_reason)"""
@@ -131,9 +133,10 @@ class Stream:
             return b""
         if stage.raw_ids is not None:
             self._keep(stage, tokens, finish, logprobs)
-        if stage.silent or stage.silent_end:
-            return self._resume(stage, tokens, finish, logprobs)
-        return self._advance(stage, tokens, finish, logprobs)
+        try:
+            return self._row(stage, tokens, finish, logprobs)
+        except TokenError as error:
+            return self._stop_at_bad_id(stage, tokens, logprobs, error)
 
     def fail(self, message: str) -> bytes:
         """End the request with an error: the bytes that tell the client. The engine has to be told too."""
@@ -147,10 +150,6 @@ class Stream:
         self.flags = OUTPUT_END | REQUEST_END | FAILED | (BODY if whole else 0)
         return payload
 
-    def good_prefix(self, tokens: Sequence[int]) -> int:
-        """How many of a row's first ids are in the vocabulary: what came before a bad id still reaches the client."""
-        return next((i for i, token in enumerate(tokens) if not 0 <= token < self._size), len(tokens))
-
     def recording(self) -> dict[str, object] | None:
         """The finished request as a recording, when its spec asks for one."""
         if self.spec.recording is None:
@@ -163,16 +162,41 @@ class Stream:
 
     # -------------------------------------------------------------------------------- the general path
 
+    def _row(
+        self, stage: Stage, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None
+    ) -> bytes:
+        if stage.silent or stage.silent_end:
+            return self._resume(stage, tokens, finish, logprobs)
+        return self._advance(stage, tokens, finish, logprobs)
+
+    def _stop_at_bad_id(
+        self, stage: Stage, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None, error: TokenError
+    ) -> bytes:
+        """Decoding refuses a row as a whole, so the ids before the bad one have not been read yet: their text still reaches
+        the client, then the request fails, unless they end the output: what comes behind its end is late, good or bad."""
+        split = next((i for i, token in enumerate(tokens) if not 0 <= token < self._size), len(tokens))
+        if split == len(tokens):  # the row is good, and the id one that a post-processor asked about
+            raise error
+        stage.interval = 1  # nothing is held back for a chunk that will not come
+        payload = b""
+        if split or stage.held_ids:
+            payload = self._row(stage, tokens[:split], None, logprobs[:split] if logprobs else logprobs)
+        if stage.ended:
+            self.late_tokens += len(tokens) - split
+            return payload
+        return payload + self.fail(str(error))
+
     def _advance(
         self, stage: Stage, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None
     ) -> bytes:
         text, tokens, entries, end = self._read(stage, tokens, finish, logprobs)
         failed = finish is not None and finish.reason == "error" and end is None
-        if failed and not tokens and not text:  # nothing to send first: the answer can still be an HTTP error
-            return self.fail(finish.message if finish else "")
+        if failed and not tokens and not text and not stage.held_ids:
+            return self.fail(finish.message if finish else "")  # nothing to send first: it can still be an HTTP error
         if stage.hook is not None:
             text, end = self._ask_hook(stage, text, end)
-        if stage.interval > 1 and not self._due(stage, tokens, text, entries, end):
+            failed = failed and end is None
+        if stage.interval > 1 and not failed and not self._due(stage, tokens, text, entries, end):
             return b""
         if stage.held_ids:
             text, tokens, entries = self._unhold(stage, tokens, text, entries)
@@ -186,16 +210,22 @@ class Stream:
         self, stage: Stage, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None
     ) -> tuple[str, Sequence[int], Sequence[Logprob], End | None]:
         """(text, ids, logprobs, end) of a row, cut behind a stop string that completes in it."""
-        visible = tokens
-        if finish is not None and finish.stop_token and tokens and tokens[-1] not in self._shown_stops:
-            visible = tokens[:-1]
+        visible = self._visible(tokens, finish)
         if stage.matcher is None and not self._logprobs:
             text = stage.decode(visible) if visible else ""
             return (text + stage.flush(), tokens, (), self._engine_end(finish, tokens)) if finish else (text, tokens, (), None)
         pieces = stage.pieces(visible)
         if finish is not None and (tail := stage.flush()):
-            pieces = [*pieces[:-1], (pieces[-1] if pieces else "") + tail]
+            # The tail belongs to the row's last id. Were it given to the last visible one, a stop string or an offset in the
+            # text would depend on whether a hidden stop token came in the same row.
+            hidden = len(visible) < len(tokens)
+            pieces = [*pieces, tail] if hidden or not pieces else [*pieces[:-1], pieces[-1] + tail]
         return self._match(stage, pieces, tokens, finish, logprobs)
+
+    def _visible(self, tokens: Sequence[int], finish: Finish | None) -> Sequence[int]:
+        """The ids whose text is shown: without the stop token that ended the output, unless the client wants to see it."""
+        hides = finish is not None and finish.stop_token and tokens and tokens[-1] not in self._shown_stops
+        return tokens[:-1] if hides else tokens
 
     def _match(
         self,
@@ -227,14 +257,14 @@ class Stream:
         match stage.hook(self.record.outputs[stage.index], text):
             case Emit():
                 return text, end
-            case Replace(other):
+            case Replace(str(other)):
                 return other, end
             case Suppress():
                 return "", end
-            case Terminate(last, reason):
+            case Terminate(str(last), str(reason)) if reason:
                 return last, (reason, None)
             case answer:
-                raise HookError(f"the hook answered {type(answer).__name__}, not Emit, Replace, Suppress or Terminate")
+                raise HookError(f"the hook answered {answer!r:.80}, not Emit, Replace, Suppress or Terminate with strings")
 
     def _end(self, stage: Stage, end: End, finish: Finish | None) -> None:
         if finish is None:  # ended here, the engine does not know yet
@@ -251,6 +281,7 @@ class Stream:
         self, stage: Stage, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None
     ) -> bytes:
         """Fold what the client has in silence; what lies behind it goes the usual way."""
+        check_ids(self._visible(tokens, finish), self._size)  # now: a row that is refused must not be folded in part
         # Where the client has the end too, all tokens of the output are silent: it may have been cut by a stop string.
         split = len(tokens) if stage.silent_end else min(stage.silent, len(tokens))
         interval, stage.interval = stage.interval, 1  # nothing may be held across the border: the client has it
@@ -297,8 +328,16 @@ class Stream:
         if finish is not None and finish.stop_token and ids:
             entry["stop_token_id"] = ids[-1]
         if stage.raw_logprobs:
-            entry["logprobs"] = [{"logprob": e.logprob, "top": [list(pair) for pair in e.top]} for e in stage.raw_logprobs]
+            entry["logprobs"] = [
+                {"logprob": _json_float(e.logprob), "top": [[i, _json_float(value)] for i, value in e.top]}
+                for e in stage.raw_logprobs
+            ]
         return entry
+
+
+def _json_float(value: float) -> float:
+    """JSON has no infinity and no NaN; responses show them as the lowest log-probability there is, which this is too."""
+    return value if value > -sys.float_info.max else -sys.float_info.max
 
 
 def _cut(pieces: Sequence[str], end: int) -> int:

@@ -129,9 +129,7 @@ class Vocabulary:
             return cls.from_transformers(AutoTokenizer.from_pretrained(source), size=size)
         tokenizer, config = Tokenizer.from_file(str(file)), _read_config(file.with_name("tokenizer_config.json"))
         _add_special_tokens(tokenizer, config)
-        return cls.from_library(
-            tokenizer, size=size, clean_up=_cleans_up(config.get, type(tokenizer.model).__name__)
-        )
+        return cls.from_library(tokenizer, size=size, clean_up=_cleans_up(config.get, type(tokenizer.model).__name__))
 
     def detokenizer(
         self,
@@ -318,10 +316,19 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _add_special_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
-    """Mark tokens special that only the configuration names, as transformers does when it loads a tokenizer."""
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    named = [value for key, value in config.items() if key.endswith("_token")]
-    for value in [*named, *(extra.values() if isinstance(extra, dict) else extra)]:
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str) and content and tokenizer.token_to_id(content) is not None:
-            tokenizer.add_special_tokens([AddedToken(content, special=True, normalized=False)])
+    """Make tokens special that only the configuration says are, as transformers does when it loads a tokenizer."""
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
+    listed = extra if isinstance(extra, list) else ()
+    named = dict(extra if isinstance(extra, dict) else config.get("model_specific_special_tokens", {}))
+    named.update({key: value for key, value in config.items() if key.endswith("_token")})
+    added = [token for token in config.get("added_tokens_decoder", {}).values() if token.get("special")]
+    contents = [_content(value) for value in [*added, *named.values()]]
+    # A listed token that is there already keeps its flag: transformers 5.24 shows it when special tokens are skipped.
+    contents += [text for value in listed if tokenizer.token_to_id(text := _content(value)) is None]
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in contents if text])
+
+
+def _content(token: object) -> str:
+    """The text of a token in a configuration: a str or a map; "" for anything else, such as the flag add_bos_token."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else ""

@@ -129,35 +129,27 @@ class PostprocWorker:
                     ids = choice.token_ids
                     ids.append(token)
                     choice.token_ids_diff, choice.text_diff = tokens, text
+                    if choice.parts is not None:
+                        choice.parts.append(text)
                     if payload := stream.process(record, stream.args):
                         outbox[stream.frontend].append((rid, stream.epoch, index, len(ids), 0, payload))
                     continue
                 payload = stream.step(index, tokens, finish, logprobs)
-            except Exception as error:  # one of the two broad ones: a request fails alone, whatever its stages raise
-                payload = self._fail(stream, index, tokens, logprobs, error)
-            if payload:
-                sent = len(stream.record.updated.token_ids)
-                outbox[stream.frontend].append((rid, stream.epoch, index, sent, stream.flags, payload))
+            except Exception as error:  # a broad one: a request fails alone, whatever its stages raise
+                payload = self._fail(stream, error)
+            if payload or stream.flags & REQUEST_END:  # an end is told also where it adds nothing
+                updated = stream.record.updated  # a refused row may have named an output that does not exist
+                sent = len(updated.token_ids)
+                outbox[stream.frontend].append((rid, stream.epoch, updated.index, sent, stream.flags, payload))
             if stream.flags or stream.late_tokens:
                 self._settle(stream, output)
 
-    def _fail(
-        self,
-        stream: Stream,
-        index: int,
-        tokens: Sequence[int],
-        logprobs: Sequence[TokenLogprob] | None,
-        error: Exception,
-    ) -> bytes:
-        self.stats.failed += 1
-        if not isinstance(error, TokenError):
-            logger.exception("request %d failed in post-processing", stream.rid)
-            return stream.fail(f"post-processing failed: {type(error).__name__}")
-        logger.warning("request %d: %s", stream.rid, error)
-        # Decoding refuses a row as a whole, so the ids before the bad one have not been read yet.
-        split = stream.good_prefix(tokens)
-        before = stream.step(index, tokens[:split], None, logprobs[:split] if logprobs else None) if split else b""
-        return before + (b"" if stream.record.finished else stream.fail(str(error)))
+    def _fail(self, stream: Stream, error: Exception) -> bytes:
+        if isinstance(error, TokenError):
+            logger.warning("request %d: %s", stream.rid, error)
+            return stream.fail(str(error))
+        logger.exception("request %d failed in post-processing", stream.rid)
+        return stream.fail(f"post-processing failed: {type(error).__name__}")
 
     def _settle(self, stream: Stream, output: WorkerOutput) -> None:
         """Take over what a stream reported besides its bytes, and let it go when it is complete."""
@@ -168,6 +160,7 @@ class PostprocWorker:
         if stream.flags & REQUEST_END:
             del self._streams[stream.rid]
             self.stats.finished += 1
+            self.stats.failed += bool(stream.flags & FAILED)
             if (recording := stream.recording()) is not None:
                 output.recordings.append(recording)
         stream.flags = 0
@@ -178,9 +171,9 @@ class PostprocWorker:
             self._outbox.setdefault(opened.frontend, [])
             try:
                 self._streams[opened.rid] = self._stream(opened)
-            except (SpecError, ValueError) as error:
-                logger.error("request %d refused: %s", opened.rid, error)
-                self._refuse(opened, str(error), output)
+            except Exception as error:  # as broad: a post-processor's arguments, a hook's constructor
+                logger.error("request %d refused: %s: %s", opened.rid, type(error).__name__, error)
+                self._refuse(opened, output)
 
     def _stream(self, opened: Open) -> Stream:
         spec = StreamSpec.decode(opened.spec)
@@ -198,7 +191,7 @@ class PostprocWorker:
             self._stream_interval,
         )
 
-    def _refuse(self, opened: Open, message: str, output: WorkerOutput) -> None:
+    def _refuse(self, opened: Open, output: WorkerOutput) -> None:
         """There is no stream to end, hence no format to say it in: the front end words an empty failure itself."""
         self.stats.failed += 1
         self._outbox[opened.frontend].append((opened.rid, opened.epoch, 0, 0, REQUEST_END | FAILED | BODY, b""))
@@ -216,7 +209,11 @@ class PostprocWorker:
             for rid, index, tokens, finish, logprobs in step.rows():
                 entry = merged.get((rid, index))
                 if entry is None:
-                    merged[rid, index] = (list(tokens), list(logprobs) if logprobs else None, [finish] if finish else [])
+                    logs = None if logprobs is None else list(logprobs)
+                    merged[rid, index] = (list(tokens), logs, [finish] if finish else [])
+                    continue
+                if entry[2]:  # behind the output's end
+                    self.stats.late += len(tokens)
                     continue
                 self.stats.coalesced += 1
                 entry[0].extend(tokens)

@@ -19,6 +19,7 @@ from typing import Any
 from executor.request import GenerationRequest, SamplingParams
 from postproc_workers.spec import MAX_OUTPUTS, StreamSpec
 from serve.errors import BadRequestError, ContextLengthError, NotFoundError
+from serve.harmony_adapter import harmony_spec
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
 
 AnyRequest = ChatCompletionRequest | CompletionRequest
@@ -285,7 +286,8 @@ def chat_spec(
         "prompt_tail": prompt[-PROMPT_TAIL:],
     }
     recording = _chat_recording(request, prompt, facts, minted) if facts.record else None
-    return _spec(request, "chat", args, request.n, prompt_tokens, streaming, recording)
+    spec = _spec(request, "chat", args, request.n, prompt_tokens, streaming, recording)
+    return harmony_spec(spec, facts.reasoning_parser, facts.tool_parser)
 
 
 def completion_spec(

@@ -20,7 +20,7 @@ from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest
 from postproc_workers.pool import WorkerPool
 from serve.admission import Minted, ServerFacts, admit_chat, admit_completion, check_model
-from serve.errors import ApiError, MethodNotAllowedError, NotFoundError, OverloadedError
+from serve.errors import ApiError, BadRequestError, MethodNotAllowedError, NotFoundError, OverloadedError
 from serve.http import (
     JSON,
     ClientGone,
@@ -87,7 +87,6 @@ class App:
             return
         begin, label = time.monotonic(), request_id(scope)
         headers = [(b"x-request-id", label)]
-        known = scope["path"] in self._routes or scope["path"].startswith("/v1/models/")
         try:
             status = await self._dispatch(scope, receive, send, headers)
         except ApiError as error:
@@ -97,10 +96,15 @@ class App:
             status = 499
         if status == 499:
             self.metrics.disconnects.inc()
-        path = scope["path"] if known else "other"  # a label per unknown path would let clients grow the registry
-        self.metrics.requests.labels(path, str(status)).inc()
+        self.metrics.requests.labels(self._label(scope["path"]), str(status)).inc()
         self.metrics.duration.observe(time.monotonic() - begin)
         logger.debug("%s %s %s: %d", label.decode("latin-1"), scope["method"], scope["path"], status)
+
+    def _label(self, path: str) -> str:
+        """The route of a path: a label per path would let clients grow the registry."""
+        if path in self._routes:
+            return path
+        return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
         path, method = scope["path"], scope["method"]
@@ -111,6 +115,7 @@ class App:
             raise NotFoundError(f"There is no {path}.")
         handler = methods.get("GET" if method == "HEAD" else method)
         if handler is None:
+            headers.append((b"allow", ", ".join(methods).encode()))
             raise MethodNotAllowedError(f"{path} takes {', '.join(methods)}, not {method}.")
         return await handler(scope, receive, send, headers)
 
@@ -139,6 +144,7 @@ class App:
         self, request: GenerationRequest, streams: bool, receive: Receive, send: Send, headers: list[Header]
     ) -> int:
         begin, stream = time.monotonic(), ClientStream()
+        self._check_ready()  # again: the shutdown may have begun while the prompt was being tokenized
         self._proxy.open(request, stream)
         try:
             writer = send_stream(send, stream, headers, lambda: self._first_chunk(begin, streams))
@@ -182,6 +188,10 @@ class App:
     async def _detokenize(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
         request = await self._parsed(DetokenizeRequest, scope, receive)
         check_model(request.model, self._facts)
+        last = self._facts.vocab_size - 1
+        if request.tokens and max(request.tokens) > last:
+            message = f"tokens holds token id {max(request.tokens)}; the model's ids are 0 to {last}."
+            raise BadRequestError(message, param="tokens", code="invalid_value")
         return await _send_json(send, {"prompt": await self._prompts.decode(request.tokens)}, headers)
 
     async def _models(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:

@@ -21,7 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args([_with_underscores(word) for word in (sys.argv[1:] if argv is None else argv)])
     if arguments.command == "replay":
         return _replay(arguments)
-    from serve.launcher import serve  # transformers takes two seconds to import; `replay` and `--help` do without
+    try:
+        from serve.launcher import serve  # transformers takes two seconds to import; `replay` and `--help` do without
+    except KeyboardInterrupt:
+        return 0
 
     return serve(_config(arguments))
 
@@ -45,6 +48,20 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def _port(text: str) -> int:
+    value = _count(text)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is above 65535")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):  # also false for "nan"
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
     return value
 
 
@@ -77,7 +94,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("model", nargs="?", metavar="MODEL", help="a directory in Hugging Face layout, a .gguf file, or a hub name "
         "(default: the embedded SmolLM2-135M-Instruct)")  # fmt: skip
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
-    add("--port", type=_count, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
+    add("--port", type=_port, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
     add("--num_postprocess_workers", type=_count, default=default_workers(), metavar="N",
         help="processes that turn tokens into responses; 0: in the front end (default for this machine: %(default)s)")  # fmt: skip
     add("--tokenizer", metavar="PATH", help="tokenizer directory or tokenizer.json, if not the model's own")
@@ -95,7 +112,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--record_prompts", action="store_true", help="recordings hold the prompts too")
     add("--max_body_bytes", type=_positive, default=32 << 20, metavar="BYTES",
         help="largest request body (default: %(default)s)")  # fmt: skip
-    add("--shutdown_timeout", type=float, default=30.0, metavar="SECONDS",
+    add("--shutdown_timeout", type=_seconds, default=30.0, metavar="SECONDS",
         help="how long open streams may go on after SIGTERM or ctrl-C; a second signal ends at once (default: %(default)s)")  # fmt: skip
     add("--log_level", default="info", choices=("debug", "info", "warning", "error"), help="(default: %(default)s)")
 

@@ -28,7 +28,7 @@ class ReasoningDelta(NamedTuple):
 class ToolCallDelta(NamedTuple):
     """More of a tool call. The first delta of an index has id and name; later ones only raw argument text."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     arguments: str
     id: str | None = None
     name: str | None = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve.errors import ApiError, BadRequestError, PayloadTooLargeError
 from serve.streams import ClientStream
@@ -20,6 +22,25 @@ EVENTS = (
 )
 
 Header = tuple[bytes, bytes]
+
+
+_OFFER = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol for clients that offer to go on in another one: Java's offers HTTP/2 with its first request.
+
+    The parser stops behind a head with such an offer, and the body of the request would be lost. Nothing is ever
+    upgraded here, so the offer goes before the parser sees it; a head that comes in pieces keeps it, and fails as before.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        """More bytes from the client."""
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and b"pgrade" in data:
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = _OFFER.sub(b"", head) + end + rest
+        super().data_received(data)
 
 
 class ClientGone(Exception):
@@ -83,7 +104,7 @@ async def send_stream(
             first_sent()
         part = await stream.next()
     await send({"type": "http.response.body", "body": b""})
-    return 200
+    return 499 if stream.abandoned else 200
 
 
 async def until_gone(receive: Receive, stream: ClientStream) -> None:
@@ -103,8 +124,10 @@ async def watched(receive: Receive, stream: ClientStream, response: Awaitable[An
 
 
 def check_json(scope: Scope) -> None:
-    """Refuse a body that says it is something else than JSON; nothing said is taken for JSON."""
+    """Refuse a body that says it is something else than plain JSON; nothing said is taken for JSON."""
     for name, value in scope["headers"]:
-        if name == b"content-type" and b"json" not in value.lower() and value.strip():
-            kind = value.decode("latin-1")[:80]
-            raise BadRequestError(f"The content type must be application/json, not {kind}.", status=415)
+        said = value.decode("latin-1").strip()[:80]
+        if name == b"content-type" and said and "json" not in said.lower():
+            raise BadRequestError(f"The content type must be application/json, not {said}.", status=415)
+        if name == b"content-encoding" and said.lower() not in ("", "identity"):
+            raise BadRequestError(f"The content encoding {said} is not supported; send the body as it is.", status=415)

@@ -44,12 +44,16 @@ from postproc_workers.pool import WorkerPool
 from serve.admission import ServerFacts
 from serve.app import App, ServerState
 from serve.config import Config
+from serve.http import HttpProtocol
 from serve.parsers import check_names, detect
 from serve.prompts import Prompts
 
 logger = logging.getLogger("tailrace.serve")
 
-POST_PROCESSORS = "serve.postprocess_handlers:POST_PROCESSORS"
+POST_PROCESSORS = "serve.post_processors:POST_PROCESSORS"
+
+#: A Unix socket's path has 107 bytes at most, and the longest name in the directory may be worker-1234567.
+_MAX_RUN_DIR = 90
 
 #: What a generation_config.json may preset for requests that say nothing.
 _PRESETS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -62,6 +66,8 @@ class StartError(RuntimeError):
 def serve(config: Config) -> int:
     """Run a server until it is asked to end; returns the exit code."""
     logging.basicConfig(stream=sys.stderr, level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    # Until the loop takes over, SIGTERM ends like ctrl-C: a conversion in a child process has to be stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if config.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # our banner says the same, and who listens where
     try:
@@ -94,6 +100,8 @@ def _listen(config: Config) -> socket.socket:
 
 def _model_files(config: Config) -> ModelFiles | None:
     """The model's directory; None for the replay engine, which needs a tokenizer only."""
+    if config.tokenizer is not None and not Path(config.tokenizer).exists():
+        raise StartError(f"--tokenizer: there is no {config.tokenizer}")
     if config.engine == "replay" and config.model is None:
         if config.tokenizer is None:
             raise StartError("--tokenizer is needed with --engine replay, since there is no model to take it from")
@@ -107,8 +115,17 @@ def load_tokenizer(source: Path) -> PreTrainedTokenizerBase:
         if source.is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(source))
         return AutoTokenizer.from_pretrained(str(source))
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the library raises plain Exception for a malformed file
         raise StartError(f"no tokenizer can be loaded from {source}: {error}") from error
+
+
+def _run_directory() -> Path:
+    """A new directory for our sockets, which are ours alone: its mode is 0700."""
+    directory = tempfile.mkdtemp(prefix="tailrace-")
+    if len(directory) > _MAX_RUN_DIR:
+        os.rmdir(directory)
+        raise StartError(f"{directory} is too long a path for a socket's directory; set TMPDIR to a shorter one")
+    return Path(directory)
 
 
 class Launcher:
@@ -117,7 +134,7 @@ class Launcher:
     def __init__(self, config: Config, files: ModelFiles | None, listener: socket.socket) -> None:
         self._config, self._files, self._listener = config, files, listener
         self._tokenizer_source = Path(config.tokenizer) if config.tokenizer else self._model_dir()
-        self._run_dir = Path(tempfile.mkdtemp(prefix="tailrace-"))  # mode 0700: its sockets are ours alone
+        self._run_dir = _run_directory()
         self._proxy = GenerationExecutor()
         self._state = ServerState()
         self._pool: WorkerPool | None = None
@@ -208,7 +225,7 @@ class Launcher:
 
     async def _start_http(self, app: App) -> None:
         config = uvicorn.Config(
-            app, log_config=None, lifespan="off", access_log=False, http="httptools", ws="none",
+            app, log_config=None, lifespan="off", access_log=False, http=HttpProtocol, ws="none",
             server_header=False, timeout_graceful_shutdown=1,
         )  # fmt: skip
         self._http = _HttpServer(config)
@@ -256,7 +273,10 @@ class Launcher:
         if self._config.record is None:
             return None
         directory = Path(self._config.record)
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StartError(f"--record: {directory} cannot be made: {error.strerror or error}") from error
         return str(directory.resolve())
 
     def _model_dir(self) -> Path:
@@ -345,6 +365,7 @@ class Launcher:
         self._proxy.fail_all("the server is shutting down")
 
     async def _shut_down(self) -> None:
+        self._stop.set()  # also after a failed start: an executor that ends from here on does so because we say so
         http = getattr(self, "_http", None)
         if http is not None:
             http.should_exit = True

@@ -87,7 +87,7 @@ class _Reports(Collector):
             if key in proxy.status:
                 yield _family(f"tailrace_executor_{name}", text, counts, {(): proxy.status[key]}, ())
         for key, (name, text, counts) in _WORKER.items():
-            values = {(str(worker),): stats[key] for worker, stats in proxy.worker_stats.items() if key in stats}
+            values: dict[tuple[str, ...], float] = {(str(worker),): stats[key] for worker, stats in proxy.worker_stats.items() if key in stats}
             yield _family(f"tailrace_worker_{name}", text, counts, values, ("worker",))
 
 

@@ -25,7 +25,11 @@ BREACHES = [
     ("postproc_workers/stop_strings.py", "import threading", "Pure files know no socket, clock, thread or chance"),
     ("postproc_workers/hook.py", "import executor.channel", "Pure files know no socket, clock, thread or chance"),
     ("serve/admission.py", "import time", "Pure files know no socket, clock, thread or chance"),
-    ("serve/postprocess_handlers.py", "from asyncio import Event", "Pure files know no socket, clock, thread or chance"),
+    (
+        "serve/postprocess_handlers.py",
+        "from asyncio import Event",
+        "Pure files know no socket, clock, thread or chance",
+    ),
     ("serve/streams.py", "import msgpack", "The wire and the spec alone know MessagePack"),
     ("serve/app.py", "import zmq", "Sockets are opened in the shells alone"),
     ("executor/wire.py", "import pickle", "Nothing that crosses a process is pickled"),

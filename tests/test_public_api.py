@@ -87,12 +87,16 @@ def test_public_names_and_signatures_are_as_agreed() -> None:
     if os.environ.get("TAILRACE_UPDATE_API"):
         REFERENCE.write_text("\n".join(actual) + "\n", encoding="utf-8")
     agreed = REFERENCE.read_text(encoding="utf-8").splitlines()
-    diff = list(difflib.unified_diff(agreed, actual, "agreed (tests/public_api.txt)", "in the source", n=6, lineterm=""))
+    diff = list(
+        difflib.unified_diff(agreed, actual, "agreed (tests/public_api.txt)", "in the source", n=6, lineterm="")
+    )
     if diff:
-        pytest.fail("\n".join(["The public API differs. If on purpose: scripts/test --update-api", *diff]), pytrace=False)
+        pytest.fail(
+            "\n".join(["The public API differs. If on purpose: scripts/test --update-api", *diff]), pytrace=False
+        )
 
 
-SOURCE = '''
+SOURCE = """
 LIMIT = 3
 _hidden = 4
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Point(Base):
 async def load(path: Path | None = None, *, deep: bool = True, **rest: object) -> tuple[int, ...]: ...
 def _helper() -> None: ...
 class _Hidden: ...
-'''
+"""
 
 DESCRIBED = """
 LIMIT

@@ -53,7 +53,7 @@ class StepRow(NamedTuple):
     """
 
     rid: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs of a row
     token_ids: Sequence[int]
     finish_reason: str | None = None
     stop_token: bool = False

@@ -74,6 +74,7 @@ def load_model(model_dir: Path, device: torch.device, dtype: str) -> Any:
     """The causal language model in ``model_dir``, on ``device``. Raises OSError or ValueError."""
     began = time.monotonic()
     transformers_logging.disable_progress_bar()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)  # it prints what it does, by itself
     logger.info("loading %s on %s", model_dir, device)
     wanted = _load_dtype(device, dtype)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=wanted, device_map=device)
@@ -142,5 +143,5 @@ def _cpu_blocks(model: Any, num_seqs: int, limits: Limits) -> int:
     heads, width = find_num_key_value_heads(config), find_head_dim(config)
     page_bytes = 2 * CPU_PAGE_TOKENS * config.num_hidden_layers * heads * width * model.dtype.itemsize
     one = -(-model_length(limits.max_model_len, model) // CPU_PAGE_TOKENS) + 1
-    bounded = max(1, min(num_seqs * one, CPU_CACHE_BYTES // page_bytes))
+    bounded: int = max(1, min(num_seqs * one, CPU_CACHE_BYTES // page_bytes))
     return max(one, bounded) if limits.max_model_len else bounded

@@ -22,7 +22,8 @@ would replay the kernels of the batch it was captured with, and never this Pytho
 ids of batch N must also be known when batch N + 1 is prepared (penalties, positions), so asynchronous batching is off
 too. Log-probabilities are kept by position: drawing a position twice overwrites, it cannot shift.
 
-**Cost.** A plain greedy output costs a dictionary look-up; a batch of only such outputs returns at once.
+**Cost.** A plain greedy output costs a dictionary look-up; a batch of only such outputs returns at once. On a CPU a
+sampled row of 49152 takes 0.2 to 0.4 ms of one core, where the model takes 10 ms for it in a batch of 16.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ WIDEN = 16
 
 #: Numbers summed at a time when a token is drawn.
 BLOCK = 256
+
+#: Scores worked on at a time on a CPU. Temporaries of megabytes go back to the system every time, and the page faults of
+#: getting them anew cost up to twice the arithmetic.
+CPU_ELEMENTS = 1 << 18
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -200,9 +205,26 @@ class SamplingProcessor(ContinuousBatchingLogitsProcessor):
 
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
         """scores: [rows, vocab] float32, changed in place and returned."""
-        if self._rows:
+        if self._rows and scores.device.type == "cpu":
+            self._choose_on_cpu(scores)
+        elif self._rows:
             self._choose(scores, self._rows)
         return scores
+
+    def _choose_on_cpu(self, scores: Tensor) -> None:
+        """A few rows at a time, in one thread: see :data:`CPU_ELEMENTS`.
+
+        Operations this small are over sooner than threads meet, once other processes want the cores as well: 16 rows
+        took 9 ms with one thread and 20 to 300 ms with two, on a busy machine of two cores.
+        """
+        step = max(1, CPU_ELEMENTS // scores.shape[-1])
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            for first in range(0, len(self._rows), step):
+                self._choose(scores, self._rows[first : first + step])
+        finally:
+            torch.set_num_threads(threads)
 
     def _choose(self, scores: Tensor, rows: list[_Row]) -> None:
         numbers = torch.tensor([row.number for row in rows], device=scores.device)
@@ -282,7 +304,10 @@ def _cut(scores: Tensor, best: Tensor, filters: Tensor) -> Tensor:
     probs = (best - total).exp_()
     kept = (probs.cumsum(-1) - probs < top_p).sum(-1, keepdim=True).clamp_(min=1)
     nucleus = best.gather(1, kept - 1).masked_fill_(top_p >= 1.0, -torch.inf)
-    return torch.maximum(torch.maximum(cut, nucleus), best[:, :1] + min_p.log())
+    cut = torch.maximum(torch.maximum(cut, nucleus), best[:, :1] + min_p.log())
+    # With more than ``best`` to keep, the mass that top_p is a share of is not known yet: cut nothing, look further.
+    seen = best.shape[-1]
+    return cut.masked_fill_(top_k > seen, -torch.inf) if seen < scores.shape[-1] else cut
 
 
 def invert(weights: Tensor, noise: Tensor) -> Tensor:
@@ -306,7 +331,7 @@ def invert(weights: Tensor, noise: Tensor) -> Tensor:
     inside = weights.gather(1, places.clamp(max=n - 1)).masked_fill_(places >= n, 0.0)
     within = torch.searchsorted(inside.cumsum(-1, dtype=torch.float64), aim, right=True)
     last = inside.shape[-1] - 1 - (inside.flip(-1) > 0).to(torch.uint8).argmax(-1, keepdim=True)
-    return (block * width + torch.minimum(within, last)).squeeze(-1)
+    return (block * width + torch.minimum(within, last)).clamp_(max=n - 1).squeeze(-1)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

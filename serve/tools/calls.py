@@ -12,6 +12,9 @@ from typing import Any
 
 from serve.events import ContentDelta, Event, ToolCallDelta
 
+_CONTENT = -1
+_LEFT_OUT = -2
+
 IdStyle = Callable[[str, str, int], str]
 """(digest of request and call, function name, call index) -> id"""
 
@@ -40,7 +43,7 @@ class Calls:
     count: calls begun so far, without those left out.
     """
 
-    __slots__ = ("count", "tools", "_events", "_ids", "_pieces", "_seed", "_sink", "_used", "_parallel")
+    __slots__ = ("count", "tools", "_call", "_events", "_ids", "_parallel", "_pieces", "_seed", "_sink", "_used")
 
     def __init__(
         self, tools: Sequence[Mapping[str, Any]] = (), *, seed: str = "", ids: IdStyle = openai_id, parallel: bool = True
@@ -50,9 +53,11 @@ class Calls:
         self._seed, self._ids, self._parallel = seed, ids, parallel
         self._used: set[str] = set()
         self._events: list[Event] = []
-        #: Pieces of the delta being built; the sink says what kind it is: -1 content, else the index of a call.
+        #: Index of the call that began last, or _LEFT_OUT.
+        self._call = _LEFT_OUT
+        #: Pieces of the delta being built, and whose it is: the index of a call, or _CONTENT.
         self._pieces: list[str] = []
-        self._sink = -1
+        self._sink = _CONTENT
 
     def declared(self, name: str) -> bool:
         """Whether the request declares a tool of that name. True when it declares none at all: then any may be meant."""
@@ -61,25 +66,22 @@ class Calls:
     def content(self, text: str) -> None:
         """More of the visible answer."""
         if text:
-            self._add(-1, text)
+            self._add(_CONTENT, text)
 
     def start(self, name: str, native_id: str | None = None) -> None:
         """A call begins. native_id: the id that the model itself gave, used if it is new."""
         self._join()
         if self.count and not self._parallel:
-            self._sink = _LEFT_OUT
+            self._call = _LEFT_OUT
             return
-        index, self.count = self.count, self.count + 1
-        self._sink = index
+        self._call = index = self.count
+        self.count += 1
         self._events.append(ToolCallDelta(index, "", self._new_id(name, index, native_id), name))
 
     def arguments(self, text: str) -> None:
         """More argument text of the call that began last."""
-        if self._sink == -1:
-            self._join()
-            self._sink = self.count - 1 if self._parallel or self.count == 1 else _LEFT_OUT
-        if text and self._sink != _LEFT_OUT:
-            self._pieces.append(text)
+        if text and self._call != _LEFT_OUT:
+            self._add(self._call, text)
 
     def take(self) -> list[Event]:
         """The events since the last ``take``."""
@@ -96,7 +98,7 @@ class Calls:
     def _join(self) -> None:
         if self._pieces:
             text = "".join(self._pieces)
-            self._events.append(ContentDelta(text) if self._sink == -1 else ToolCallDelta(self._sink, text))
+            self._events.append(ContentDelta(text) if self._sink == _CONTENT else ToolCallDelta(self._sink, text))
             self._pieces = []
 
     def _new_id(self, name: str, index: int, native_id: str | None) -> str:
@@ -108,10 +110,6 @@ class Calls:
             each = openai_id(digest, name, index)
         self._used.add(each)
         return each
-
-
-#: The sink of a call that is left out.
-_LEFT_OUT = -2
 
 
 def _function(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -27,6 +27,8 @@ _SPACE = re.compile(r"\s*")
 
 #: Blanks that ``after_space`` looks past. A bound keeps what stays unread short; no format indents deeper than this.
 MAX_BLANKS = 64
+#: Longest run that is looked at without taking it: a name.
+MAX_AHEAD = 128
 
 
 class Reader:
@@ -42,6 +44,11 @@ class Reader:
         self.at = 0
         self.ended = False
         self._kept: list[str] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is unread."""
+        return self.at == len(self.text)
 
     def push(self, text: str) -> None:
         """Append ``text`` to what is unread."""
@@ -101,6 +108,30 @@ class Reader:
             self.take(len(found))
         return found
 
+    def cut_off(self, literals: tuple[str, ...]) -> bool:
+        """Whether the text ended inside of one of ``literals``; takes that beginning. An end right here counts too."""
+        rest = self.text[self.at :]
+        found = self.ended and any(len(each) > len(rest) and each.startswith(rest) for each in literals)
+        if found:
+            self.take(len(rest))
+        return found
+
+    def back(self, text: str) -> None:
+        """Put back ``text``, which was taken last and not recorded."""
+        start = self.at - len(text)
+        if start < 0 or not self.text.startswith(text, start):
+            self.text, start = text + self.text[self.at :], 0
+        self.at = start
+
+    def ahead(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """The run that ``pattern`` matches here, not taken; of a long one only the beginning."""
+        while True:
+            found = pattern.match(self.text, self.at)
+            end = found.end() if found is not None else self.at
+            if end < len(self.text) or self.ended or end - self.at > MAX_AHEAD:
+                return self.text[self.at : min(end, self.at + MAX_AHEAD)]
+            yield
+
     def after_space(self, offset: int) -> Steps[int]:
         """Where, counted from the cursor, the next visible character at or behind ``offset`` is; nothing is taken.
 
@@ -125,10 +156,10 @@ class Reader:
             yield
         return self.text[self.at + offset]
 
-    def until(self, literals: Literals, out: Callable[[str], None]) -> Steps[str | None]:
+    def until(self, literals: Literals, out: Callable[[str], None], *, record: bool = False) -> Steps[str | None]:
         """Hand text to ``out`` up to the first literal that completes; takes and returns it. None at the end.
 
-        Only a proper prefix of a literal waits.
+        Only a proper prefix of a literal waits. record: start to record with the literal.
         """
         node = known = 0
         while True:
@@ -138,6 +169,8 @@ class Reader:
             if decided > 0:
                 out(self.take(decided))
             if literal is not None:
+                if record:
+                    self.record()
                 self.take(len(literal))
             if literal is not None or self.ended:
                 return literal

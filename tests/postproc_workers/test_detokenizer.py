@@ -1,10 +1,10 @@
-"""Detokenizers: the text is the library's decode of all ids, for every split, with bounded hold-back and linear cost."""
+"""Detokenizers: the library's decode of all ids for every split, with bounded hold-back and at linear cost."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from postproc_workers.detokenizer import Detokenizer, Window, WindowDetokenizer
 from postproc_workers.vocabulary import TokenError, Vocabulary
-from tests.postproc_workers.tokenizers import HARD_TEXTS, KINDS, WITH_FALLBACK, expected, spelled, tokenizer
+from tests.postproc_workers.counting import calls
+from tests.postproc_workers.tokenizers import HARD_TEXTS, KINDS, WITH_FALLBACK, expected, id_of, spelled, tokenizer
 
 EVERY_KIND = pytest.mark.parametrize("name", KINDS)
 
@@ -24,7 +25,7 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
-@lru_cache(maxsize=None)
+@cache
 def vocabulary(name: str) -> Vocabulary:
     return Vocabulary.from_library(tokenizer(name))
 
@@ -41,7 +42,7 @@ def streams(name: str) -> st.SearchStrategy[list[int]]:
 
 def cut(ids: Sequence[int], places: Sequence[int]) -> list[list[int]]:
     edges = [0, *sorted(place % (len(ids) + 1) for place in places), len(ids)]
-    return [list(ids[a:b]) for a, b in zip(edges, edges[1:])]
+    return [list(ids[a:b]) for a, b in pairwise(edges)]
 
 
 def run(detokenizer: Detokenizer, steps: Sequence[Sequence[int]]) -> str:
@@ -82,9 +83,8 @@ def test_every_split_gives_the_same_text(
 @given(data=st.data())
 def test_a_run_of_bytes_is_the_library_s_unless_characters_of_it_were_sent(name: str, data: st.DataObject) -> None:
     library = tokenizer(name)
-    a, world = library.token_to_id("a"), library.token_to_id("▁world")
     run_bytes = b"".join(data.draw(st.lists(st.sampled_from(FRAGMENTS), max_size=5)))
-    ids = [a, *spelled(library, run_bytes), world]
+    ids = [id_of(name, "a"), *spelled(library, run_bytes), id_of(name, "▁world")]
     text = run(vocabulary(name).detokenizer(), [[token_id] for token_id in ids])
     try:
         valid = run_bytes.decode()
@@ -148,21 +148,15 @@ def test_a_caller_may_use_the_table_itself(name: str, data: st.DataObject, skip:
 def test_a_completion_keeps_the_space_before_its_first_word(
     name: str, tokens: list[str], chat: str, completion: str
 ) -> None:
-    ids = [vocabulary_id(name, token) for token in tokens]
+    ids = [id_of(name, token) for token in tokens]
     assert run(vocabulary(name).detokenizer(), [[token_id] for token_id in ids]) == chat
     assert chat == tokenizer(name).decode(ids)
     assert run(vocabulary(name).detokenizer(continuation=True), [[token_id] for token_id in ids]) == completion
 
 
-def vocabulary_id(name: str, token: str) -> int:
-    found = tokenizer(name).token_to_id(token)
-    assert found is not None, token
-    return found
-
-
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "fallback_metaspace"])
 def test_a_special_token_shown_at_the_start_is_the_first_word(name: str) -> None:
-    first = vocabulary_id(name, "<|end|>")
+    first = id_of(name, "<|end|>")
     ids = [first, *(token_id for token_id in range(min(vocabulary(name).size, 400)) if token_id % 29 == 5)]
     for skip in (True, False):
         assert run(vocabulary(name).detokenizer(skip_special_tokens=skip), [ids]) == expected(name, ids, skip)
@@ -171,7 +165,7 @@ def test_a_special_token_shown_at_the_start_is_the_first_word(name: str) -> None
 def test_a_skipped_special_token_does_not_end_a_run_of_bytes() -> None:
     library = tokenizer("llama")
     e4, b8, ninety_six = spelled(library, "世".encode())
-    ids = [e4, vocabulary_id("llama", "<|end|>"), b8, ninety_six]
+    ids = [e4, id_of("llama", "<|end|>"), b8, ninety_six]
     assert run(vocabulary("llama").detokenizer(), [[token_id] for token_id in ids]) == "世" == library.decode(ids)
     shown = vocabulary("llama").detokenizer(skip_special_tokens=False)
     assert run(shown, [ids]) == "\ufffd<|end|>\ufffd\ufffd" == library.decode(ids, skip_special_tokens=False)
@@ -189,7 +183,7 @@ def test_a_repeated_invalid_byte_is_one_replacement_each() -> None:
 def test_what_was_sent_is_not_sent_again_when_a_decode_contradicts_itself() -> None:
     name = "fallback_metaspace"  # on the window path an invalid byte changes the whole run, as sent already
     character, invalid = spelled(tokenizer(name), "世".encode()), spelled(tokenizer(name), b"\xff")
-    ids = [vocabulary_id(name, "a"), *character, *invalid, vocabulary_id(name, "▁world"), *character]
+    ids = [id_of(name, "a"), *character, *invalid, id_of(name, "▁world"), *character]
     detokenizer, other = vocabulary(name).detokenizer(), vocabulary(name).detokenizer()
     assert run(detokenizer, [[token_id] for token_id in ids]) == "a世\ufffd world世"
     assert run(other, [character]) == "世"
@@ -224,30 +218,13 @@ def test_code_points() -> None:
         Vocabulary.text().detokenizer().decode([0x110000])
 
 
-def calls(function: Callable[[], Any]) -> int:
-    """Calls of Python and C functions that `function` makes: its work, the same on every machine."""
-    count = 0
-
-    def profile(_frame: Any, event: str, _argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
-
-
 @EVERY_KIND
 @pytest.mark.parametrize("which", ["plain", "special", "invalid", "mixed"])
 def test_twice_the_ids_are_twice_the_work(name: str, which: str) -> None:
     library = tokenizer(name)
     ids = {
         "plain": list(range(1, 5)) * 50,
-        "special": [vocabulary_id(name, "<|end|>")] * 200,
+        "special": [id_of(name, "<|end|>")] * 200,
         "invalid": (spelled(library, b"\xff") or [1]) * 200,
         "mixed": (library.encode(HARD_TEXTS[4], add_special_tokens=False).ids or [1, 2]) * 20,
     }[which]
@@ -267,7 +244,8 @@ def test_ids_whose_text_is_empty_do_not_hold_a_window_in_place() -> None:
     def decode(ids: list[int]) -> str:
         seen.append(len(ids))
         return library.decode([token_id for token_id in ids if token_id != empty])
-    hello = vocabulary_id("bpe_suffix", "hello</w>")
+
+    hello = id_of("bpe_suffix", "hello</w>")
     detokenizer = WindowDetokenizer(Window(empty + 1, decode, anchor=(hello,)), continuation=False)
     ids = [hello, *[empty] * 500, hello]
     assert run(detokenizer, [[token_id] for token_id in ids]) == "hello hello"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -16,15 +16,21 @@ SENTENCES = [
 ]
 
 #: Text that is hard to put together from pieces: joined emoji, Korean, combining marks, spaces, a literal U+FFFD.
-HARD_TEXTS = [*SENTENCES, "👨‍👩‍👧‍👦🏳️‍🌈👍🏽", "뷁쀍쏋", "e\u0301 n\u0303", "  two  spaces ", "\ufffd", "\n\t", "'s it 's . ' ,"]
+HARD_TEXTS = [
+    *SENTENCES, "👨‍👩‍👧‍👦🏳️‍🌈👍🏽", "뷁쀍쏋", "e\u0301 n\u0303", "  two  spaces ", "\ufffd", "\n\t", "'s it 's . ' ,",
+]  # fmt: skip
 
-PIECES = ["▁Hello", "▁world", "▁", "▁▁", "▁▁▁", "a", "b", "ing", ",", ".", "▁n't", "▁'", "é", "世", "서울", "\ufffd", "▁.", "\n"]
+PIECES = [
+    "▁Hello", "▁world", "▁", "▁▁", "▁▁▁", "a", "b", "ing", ",", ".",
+    "▁n't", "▁'", "é", "世", "서울", "\ufffd", "▁.", "\n",
+]  # fmt: skip
 
 
 def _added(tokenizer: Tokenizer) -> Tokenizer:
     """Special tokens and ordinary added ones, some with characters that a decoder might touch."""
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|end|>", "<｜pad▁｜>", "<é>")])
-    tokenizer.add_tokens([AddedToken("<think>"), AddedToken("né w"), AddedToken("ñ"), AddedToken(" ▁ x", normalized=False)])
+    tokenizer.add_tokens([AddedToken(text) for text in ("<think>", "né w", "ñ")])
+    tokenizer.add_tokens([AddedToken(" ▁ x", normalized=False)])
     return tokenizer
 
 
@@ -88,7 +94,7 @@ def fallback_metaspace() -> Tokenizer:
 
 def panicking() -> Tokenizer:
     """The library panics on every text shorter than what this decoder may strip off its end."""
-    return _sentencepiece(decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 3)]))
+    return _sentencepiece(decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 0, 3)]))
 
 
 def wordpiece() -> Tokenizer:
@@ -151,10 +157,17 @@ WITH_FALLBACK = ("llama", "llama_strip_three", "gemma", "metaspace_fallback")
 BYTE_TOKENS = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 
-@lru_cache(maxsize=None)
+@cache
 def tokenizer(name: str) -> Tokenizer:
     """The tokenizer of that name, built once."""
     return KINDS[name][0]()
+
+
+def id_of(name: str, token: str) -> int:
+    """The id of a token string."""
+    found = tokenizer(name).token_to_id(token)
+    assert found is not None, token
+    return found
 
 
 def spelled(tokenizer: Tokenizer, data: bytes) -> list[int]:
@@ -167,7 +180,7 @@ def spelled(tokenizer: Tokenizer, data: bytes) -> list[int]:
 
 
 def _byte_char(byte: int) -> str:
-    hidden = [b for b in range(256) if not (0x21 <= b < 0x7F or 0xA1 <= b < 0xAD or 0xAE <= b)]
+    hidden = [b for b in range(256) if not (0x21 <= b < 0x7F or 0xA1 <= b < 0xAD or b >= 0xAE)]
     return chr(256 + hidden.index(byte)) if byte in hidden else chr(byte)
 
 
@@ -192,7 +205,8 @@ def expected(name: str, ids: list[int], skip: bool) -> str:
         run = b""
         if token is not None:
             kept.append(token)
-    return library.decoder.decode(kept)
+    assert library.decoder is not None
+    return str(library.decoder.decode(kept))
 
 
 def _run_pieces(run: bytes) -> list[str]:

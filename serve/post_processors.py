@@ -1,0 +1,24 @@
+"""All post-processors by name: what a worker is given at start-up, by the dotted name of this table.
+
+It stands apart from the functions so that one family of them may build on another: harmony's and the Responses API's on
+those of the text endpoints.
+"""
+
+from __future__ import annotations
+
+from postproc_workers.post_processor import PostProcessor
+from serve.harmony_adapter import (
+    HarmonyPostprocArgs,
+    chat_harmony_streaming_post_processor,
+    chat_harmony_unary_post_processor,
+)
+from serve.postprocess_handlers import POST_PROCESSORS as TEXT_POST_PROCESSORS
+from serve.postprocess_handlers import fail_stream, fail_unary
+
+POST_PROCESSORS: dict[str, PostProcessor] = {
+    **TEXT_POST_PROCESSORS,
+    "chat_harmony_stream": PostProcessor(chat_harmony_streaming_post_processor, HarmonyPostprocArgs, fail_stream),
+    "chat_harmony_unary": PostProcessor(
+        chat_harmony_unary_post_processor, HarmonyPostprocArgs, fail_unary, streams=False
+    ),
+}

@@ -1,0 +1,304 @@
+"""The dispatcher: every worker gets every token of its requests once and in order, whoever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
+
+from executor.dispatcher import Dispatcher
+from executor.engines.base import StepRow, TokenLogprob
+from executor.request import GenerationRequest, SamplingParams
+from executor.wire import MAX_COUNT, Open, StepRecords, WorkerLost
+
+
+def request(rid: int, outputs: int = 1, frontend: int = 0) -> GenerationRequest:
+    return GenerationRequest(rid, [[1]], SamplingParams(), b"spec%d" % rid, outputs, frontend)
+
+
+class Worker:
+    """What a worker makes of its messages: per request the epoch, what was delivered before, and each output's rows."""
+
+    def __init__(self) -> None:
+        self.opens: dict[int, Open] = {}
+        self.tokens: dict[tuple[int, int], list[int]] = {}
+        self.logprobs: dict[tuple[int, int], list[TokenLogprob]] = {}
+        self.finishes: dict[tuple[int, int], str] = {}
+
+    def take(self, steps: StepRecords) -> None:
+        for opened in steps.opens:
+            assert opened.rid not in self.opens, "opened twice on one worker"
+            self.opens[opened.rid] = opened
+        for rid, index, ids, finish, logprobs in steps.rows():
+            assert rid in self.opens, "a row before its open"
+            key = rid, index
+            assert key not in self.finishes, "a row behind the end"
+            assert ids or finish, "an empty row"
+            self.tokens.setdefault(key, []).extend(ids)
+            self.logprobs.setdefault(key, []).extend(logprobs or ())
+            if finish is not None:
+                self.finishes[key] = finish.reason
+
+
+class Output:
+    """What the test knows of one output. end: None, ``engine`` or ``worker``."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.end: str | None = None
+        self.reason: str | None = None
+
+
+class DispatcherMachine(RuleBasedStateMachine):
+    """Random events, and after each: the tables agree, and each worker will have got exactly what was generated."""
+
+    rids = Bundle("rids")
+    workers = Bundle("workers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dispatcher = Dispatcher()
+        self.requests: dict[int, list[Output]] = {}
+        self.alive: dict[int, Worker] = {}
+        self.late = 0
+        self.next_rid = self.next_worker = self.next_token = 0
+        self.delivered: dict[int, list[tuple[int, bool]]] = {}
+
+    @rule(target=rids, outputs=st.integers(1, 3))
+    def submit(self, outputs: int) -> int:
+        self.next_rid += 1
+        self.dispatcher.submit(request(self.next_rid, outputs))
+        self.requests[self.next_rid] = [Output() for _ in range(outputs)]
+        return self.next_rid
+
+    @rule(rid=rids)
+    def submit_twice(self, rid: int) -> None:
+        if rid in self.requests:
+            with pytest.raises(ValueError, match=str(rid)):
+                self.dispatcher.submit(request(rid))
+
+    @rule(rid=rids, index=st.integers(0, 2), count=st.integers(1, 3), reason=st.none() | st.sampled_from(("stop", "length", "error")))
+    def record(self, rid: int, index: int, count: int, reason: str | None) -> None:
+        outputs = self.requests.get(rid)
+        index = 0 if outputs is None else index % len(outputs)
+        ids = list(range(self.next_token, self.next_token + count))
+        self.next_token += count
+        self.dispatcher.record([StepRow(rid, index, ids, reason, logprobs=[TokenLogprob(-float(i)) for i in ids])])
+        if outputs is None or outputs[index].end:
+            self.late += 1
+            return
+        outputs[index].tokens += ids
+        if reason is not None:
+            outputs[index].end, outputs[index].reason = "engine", reason
+
+    @rule(rid=rids, reason=st.sampled_from(("abort", "error")))
+    def end(self, rid: int, reason: str) -> None:
+        outputs = self.requests.get(rid, [])
+        indexes = [i for i, output in enumerate(outputs) if not output.end]
+        assert self.dispatcher.end(rid, reason, "why") == indexes
+        for i in indexes:
+            outputs[i].end, outputs[i].reason = "engine", reason
+
+    @rule(rid=rids, index=st.integers(-1, 3))
+    def cancel(self, rid: int, index: int) -> None:
+        outputs = self.requests.get(rid, [])
+        wanted = range(len(outputs)) if index < 0 else [index] if index < len(outputs) else []
+        indexes = [i for i in wanted if not outputs[i].end]
+        assert self.dispatcher.cancel(rid, index) == indexes
+        for i in indexes:
+            outputs[i].end = "worker"
+
+    @rule(rid=rids)
+    def release(self, rid: int) -> None:
+        outputs = self.requests.pop(rid, [])
+        assert self.dispatcher.release(rid) == [i for i, output in enumerate(outputs) if not output.end]
+
+    @rule(target=workers)
+    def join(self) -> int:
+        self.next_worker += 1
+        self.alive[self.next_worker] = Worker()
+        self.dispatcher.worker_joined(self.next_worker)
+        return self.next_worker
+
+    @rule(worker=workers, data=st.data())
+    def lose(self, worker: int, data: st.DataObject) -> None:
+        """The front end has some of what the worker got, and says so."""
+        dead = self.alive.pop(worker, Worker())
+        lost = {}
+        for rid, outputs in self.requests.items():
+            if rid in dead.opens:
+                counts = [data.draw(st.integers(0, len(dead.tokens.get((rid, i), [])))) for i in range(len(outputs))]
+                lost[rid] = self.delivered[rid] = [(count, False) for count in counts]
+        self.dispatcher.worker_lost(WorkerLost(worker, lost))
+
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        busy = {worker for worker in self.alive if data.draw(st.booleans())}
+        taken = self.dispatcher.take(7, busy)
+        assert len({worker for worker, _ in taken}) == len(taken)
+        for worker, steps in taken:
+            assert worker not in busy and steps.stamp == 7
+            self.alive[worker].take(steps)
+
+    @precondition(lambda self: self.alive)
+    @rule()
+    def everything_arrives(self) -> None:
+        """Nobody is busy: what each request's worker has is what was generated."""
+        for worker, steps in self.dispatcher.take(0):
+            self.alive[worker].take(steps)
+        for rid, outputs in self.requests.items():
+            holders = [worker for worker in self.alive.values() if rid in worker.opens]
+            assert len(holders) == 1, f"request {rid} is on {len(holders)} workers"
+            self.check(rid, outputs, holders[0])
+
+    def check(self, rid: int, outputs: Sequence[Output], worker: Worker) -> None:
+        opened = worker.opens[rid]
+        assert (opened.spec, opened.frontend) == (b"spec%d" % rid, 0)
+        if opened.epoch:
+            assert list(opened.delivered) == self.delivered.get(rid, [])
+        else:
+            assert list(opened.delivered) == []
+        for index, output in enumerate(outputs):
+            key = rid, index
+            assert worker.tokens.get(key, []) == output.tokens
+            assert [-entry.logprob for entry in worker.logprobs.get(key, [])] == output.tokens
+            if output.end == "engine":
+                assert worker.finishes[key] == output.reason
+
+    @invariant()
+    def tables_agree(self) -> None:
+        self.dispatcher.validate()
+        assert self.dispatcher.open_requests == len(self.requests)
+        assert self.dispatcher.late_rows == self.late
+        stats = self.dispatcher.stats()
+        assert stats["open"] == len(self.requests) and stats["late_rows"] == self.late
+        assert not self.alive or stats["parked"] == 0
+        assert self.alive or stats["parked"] == len(self.requests)
+
+
+TestDispatcher = DispatcherMachine.TestCase
+
+
+def taken(dispatcher: Dispatcher) -> dict[int, StepRecords]:
+    dispatcher.validate()
+    return dict(dispatcher.take(0))
+
+
+def test_requests_are_spread_by_load() -> None:
+    dispatcher = Dispatcher()
+    for worker in (5, 3, 9):
+        dispatcher.worker_joined(worker)
+    for rid in range(9):
+        dispatcher.submit(request(rid))
+    spread = {worker: [opened.rid for opened in steps.opens] for worker, steps in taken(dispatcher).items()}
+    assert sorted(map(len, spread.values())) == [3, 3, 3]
+    for rid in spread[3]:
+        dispatcher.release(rid)
+    dispatcher.submit(request(20))
+    dispatcher.submit(request(21))
+    assert [o.rid for o in taken(dispatcher)[3].opens] == [20, 21]
+
+
+def test_the_requests_of_a_lost_worker_are_spread_too() -> None:
+    dispatcher = Dispatcher()
+    for worker in range(3):
+        dispatcher.worker_joined(worker)
+    for rid in range(30):
+        dispatcher.submit(request(rid))
+    taken(dispatcher)
+    dispatcher.worker_lost(WorkerLost(0, {}))
+    opens = {worker: steps.opens for worker, steps in taken(dispatcher).items()}
+    assert sorted(len(each) for each in opens.values()) == [5, 5]
+    assert {opened.epoch for each in opens.values() for opened in each} == {1}
+    assert dispatcher.resumed == 10
+
+
+def test_a_busy_worker_gets_fewer_larger_messages() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.worker_joined(0)
+    dispatcher.submit(request(1))
+    for token in range(5):
+        dispatcher.record([StepRow(1, 0, [token])])
+        assert dispatcher.take(0, busy={0}) == []
+    steps = taken(dispatcher)[0]
+    assert len(steps.opens) == 1 and [list(row[2]) for row in steps.rows()] == [[i] for i in range(5)]
+    assert taken(dispatcher) == {}
+
+
+def test_requests_wait_for_the_first_worker() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.submit(request(1))
+    dispatcher.record([StepRow(1, 0, [5]), StepRow(1, 0, [6], "length")])
+    assert taken(dispatcher) == {} and dispatcher.stats()["parked"] == 1
+    dispatcher.worker_joined(4)
+    steps = taken(dispatcher)[4]
+    assert steps.opens[0].epoch == 0 and steps.tokens == [5, 6] and steps.finishes[0].reason == "length"
+
+
+def test_a_parked_request_keeps_what_its_client_has() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.worker_joined(0)
+    dispatcher.submit(request(1, 2))
+    dispatcher.record([StepRow(1, 0, [5, 6]), StepRow(1, 1, [7], "stop", True)])
+    taken(dispatcher)
+    dispatcher.worker_lost(WorkerLost(0, {1: [(1, False), (1, True)], 99: [(5, False)]}))
+    dispatcher.worker_lost(WorkerLost(0, {}))
+    dispatcher.worker_joined(1)
+    steps = taken(dispatcher)[1]
+    assert steps.opens == [Open(1, 1, 0, b"spec1", [(1, False), (1, True)])]
+    rows = [(index, list(ids), finish) for _, index, ids, finish, _ in steps.rows()]
+    assert [(index, ids) for index, ids, _ in rows] == [(0, [5, 6]), (1, [7])]
+    assert rows[0][2] is None and rows[1][2] is not None and rows[1][2].stop_token
+
+
+def test_a_long_history_is_cut_into_rows_that_the_wire_can_count() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.submit(request(1))
+    ids = list(range(MAX_COUNT + 5))
+    dispatcher.record([StepRow(1, 0, ids[:MAX_COUNT]), StepRow(1, 0, ids[MAX_COUNT:], "error", False, "broken")])
+    dispatcher.worker_joined(0)
+    rows = list(taken(dispatcher)[0].rows())
+    assert [len(row[2]) for row in rows] == [MAX_COUNT, 5] and rows[0][3] is None
+    assert rows[1][3] is not None and rows[1][3].message == "broken"
+    assert [token for row in rows for token in row[2]] == ids
+
+
+def test_a_finish_without_tokens_is_resent_alone() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.submit(request(1))
+    assert dispatcher.end(1, "error", "cannot") == [0]
+    dispatcher.worker_joined(0)
+    ((_, _, ids, finish, _),) = taken(dispatcher)[0].rows()
+    assert list(ids) == [] and finish is not None and (finish.reason, finish.message) == ("error", "cannot")
+
+
+def test_what_a_worker_ended_ends_on_the_next_worker_too() -> None:
+    """It ends at the same token there; where it does not (a hook that goes by steps), nothing else would end it."""
+    dispatcher = Dispatcher()
+    dispatcher.worker_joined(0)
+    dispatcher.submit(request(1, 2))
+    dispatcher.record([StepRow(1, 0, [5, 6])])
+    assert dispatcher.cancel(1, -1) == [0, 1]
+    dispatcher.record([StepRow(1, 0, [7]), StepRow(1, 1, [8])])
+    assert dispatcher.late_rows == 2
+    taken(dispatcher)
+    dispatcher.worker_lost(WorkerLost(0, {}))
+    dispatcher.worker_joined(1)
+    rows = [(index, list(ids), finish and finish.reason) for _, index, ids, finish, _ in taken(dispatcher)[1].rows()]
+    assert rows == [(0, [5, 6], "stop"), (1, [], "stop")]
+
+
+def test_a_released_request_leaves_nothing() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.worker_joined(0)
+    for rid in range(1000):
+        dispatcher.submit(request(rid, 2))
+        dispatcher.record([StepRow(rid, 0, [1], "stop"), StepRow(rid, 1, [1, 2])])
+        assert dispatcher.release(rid) == [1]
+        assert dispatcher.release(rid) == [] and dispatcher.cancel(rid, 0) == [] and dispatcher.end(rid, "abort") == []
+    taken(dispatcher)
+    dispatcher.record([StepRow(5, 1, [3])])
+    assert dispatcher.open_requests == 0 and dispatcher.late_rows == 1 and taken(dispatcher) == {}
+    assert [len(held) for held in (dispatcher._routes, dispatcher._parked, dispatcher._load[0])] == [0, 0, 0]

@@ -1,0 +1,295 @@
+"""A whole system in one thread: an engine, the executor's core, workers and a front end's proxy, without sockets.
+
+Every message goes through the wire's encoding. Nothing moves by itself: a test says who works when, who dies, and what is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from executor.core import ExecutorCore
+from executor.engines.base import Engine, EngineInfo, StepRow, TokenLogprob, UnsupportedError
+from executor.proxy import GenerationExecutor
+from executor.request import GenerationRequest, SamplingParams
+from executor.wire import BODY, FAILED, REQUEST_END, Emissions, Message, Open, StepRecords, decode, encode
+from postproc_workers.deltas import POST_PROCESSORS as DELTAS
+from postproc_workers.hook import HookFactory
+from postproc_workers.post_processor import PostProcessor
+from postproc_workers.spec import StreamSpec
+from postproc_workers.vocabulary import Vocabulary
+from postproc_workers.worker import PostprocWorker, WorkerOutput
+from serve.admission import Minted, ServerFacts, chat_spec, completion_spec
+from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, parse
+from serve.postprocess_handlers import POST_PROCESSORS as HANDLERS
+from tests.recordings.build_tokenizers import byte_level, ids, pieces
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+#: Every post-processor there is.
+ALL_POST_PROCESSORS: Mapping[str, PostProcessor] = {**DELTAS, **HANDLERS}
+
+FACTS = ServerFacts(model="m", max_model_len=2**31, vocab_size=2**31, supported=frozenset())
+
+
+@lru_cache
+def vocabulary(name: str = "byte_level") -> Vocabulary:
+    """``byte_level``, ``pieces`` or ``text``; see ``tests/recordings/build_tokenizers.py``."""
+    if name == "text":
+        return Vocabulary.text()
+    return Vocabulary.from_library({"byte_level": byte_level, "pieces": pieces}[name]())
+
+
+def tokens(*texts: str) -> list[int]:
+    """Ids of byte-level tokens given by their texts."""
+    return ids("byte_level", texts)
+
+
+# ------------------------------------------------------------------------------------------------------ requests
+
+
+def spec_of(endpoint: str, *, stream: bool = True, prompt_tokens: int = 3, facts: ServerFacts = FACTS, **body: Any) -> StreamSpec:
+    """The spec that admission makes of a request body; ``messages`` and ``prompt`` have defaults."""
+    minted = Minted(rid=0, response_id="r-1", created=1_700_000_000, seed=0)
+    if endpoint == CHAT:
+        body = {"messages": [{"role": "user", "content": "Hi"}]} | body
+        chat = parse(ChatCompletionRequest, json.dumps(body).encode())
+        return chat_spec(chat, prompt="", prompt_tokens=prompt_tokens, facts=facts, minted=minted, streaming=stream)
+    completion = parse(CompletionRequest, json.dumps({"prompt": "Once"} | body).encode())
+    texts = [text if isinstance(text, str) else "" for text in completion.prompt]
+    return completion_spec(
+        completion, prompt_tokens=prompt_tokens, prompt_texts=texts, facts=facts, minted=minted, streaming=stream
+    )
+
+
+def request_of(rid: int, spec: StreamSpec, sampling: SamplingParams | None = None, prompts: int = 1) -> GenerationRequest:
+    """A request with that spec; its prompts are three ids each."""
+    sampling = sampling or SamplingParams(max_tokens=1000, logprobs=spec.logprobs, stop_token_ids=spec.stop_token_ids)
+    return GenerationRequest(rid, [[1, 2, 3]] * prompts, sampling, spec.encode(), spec.outputs // prompts)
+
+
+# ------------------------------------------------------------------------------------------------------ the parts
+
+
+class ScriptedEngine:
+    """An engine that emits the rows it is given, one list per step. refuse: SamplingParams fields it does not honour."""
+
+    def __init__(self, refuse: Iterable[str] = ()) -> None:
+        self.added: list[tuple[int, int]] = []
+        self.cancelled: list[tuple[int, int]] = []
+        self.closed = 0
+        self._refuse = frozenset(refuse)
+        self._steps: list[list[StepRow]] = []
+
+    def give(self, *rows: StepRow) -> None:
+        """One more step."""
+        self._steps.append(list(rows))
+
+    def start(self, wake: Callable[[], None]) -> EngineInfo:
+        return EngineInfo("scripted", 1000, 2**20, ("max_tokens",))
+
+    def add(self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        for name in self._refuse.intersection(sampling.changed()):
+            raise UnsupportedError(f"{name}: not honoured")
+        self.added.append((rid, index))
+
+    def cancel(self, rid: int, index: int) -> None:
+        self.cancelled.append((rid, index))
+
+    def collect(self) -> list[StepRow]:
+        return self._steps.pop(0) if self._steps else []
+
+    def poll_timeout(self) -> float | None:
+        return 0.0 if self._steps else None
+
+    def stats(self) -> dict[str, Any]:
+        return {"running": len(self.added), "waiting": 0}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Client:
+    """Who waits for a request's bytes."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.ended = self.failed = self.whole = False
+        self.error: str | None = None
+
+    @property
+    def body(self) -> bytes:
+        """All bytes so far."""
+        return b"".join(self.payloads)
+
+    def feed(self, payload: bytes, flags: int) -> None:
+        assert not self.ended, f"bytes behind the end: {payload!r}"
+        self.payloads.append(payload)
+        self.ended = bool(flags & REQUEST_END)
+        self.failed, self.whole = bool(flags & FAILED), bool(flags & BODY)
+
+    def fail(self, message: str) -> None:
+        assert not self.ended
+        self.ended, self.error = True, message
+
+
+class System:
+    """Everything of a server but HTTP and sockets.
+
+    workers: id -> worker, while it lives; inboxes: id -> frames that wait for it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | None = None,
+        workers: int = 1,
+        *,
+        names: str = "byte_level",
+        hook: HookFactory | None = None,
+        stream_interval: int = 1,
+    ) -> None:
+        self.scripted = ScriptedEngine()
+        self.core = ExecutorCore(engine or self.scripted)
+        self.proxy = GenerationExecutor()
+        self.proxy.connect_in_process(lambda message: self.to_executor.append(encode(message)))
+        self.to_executor: list[bytes] = []
+        self.workers: dict[int, PostprocWorker] = {}
+        self.inboxes: dict[int, list[bytes]] = {}
+        self._make = lambda worker: PostprocWorker(
+            vocabulary(names), ALL_POST_PROCESSORS, hook, worker=worker, stream_interval=stream_interval
+        )
+        self._next_worker = 0
+        for _ in range(workers):
+            self.add_worker()
+
+    def add_worker(self) -> int:
+        """A worker joins; returns its id."""
+        worker, self._next_worker = self._next_worker, self._next_worker + 1
+        self.workers[worker], self.inboxes[worker] = self._make(worker), []
+        self.proxy.worker_joined(worker, f"inproc://worker-{worker}")
+        return worker
+
+    def kill(self, worker: int) -> None:
+        """A worker dies with all it has; the front end notices."""
+        del self.workers[worker], self.inboxes[worker]
+        self.proxy.worker_lost(worker)
+
+    def open(self, request: GenerationRequest) -> Client:
+        """Submit a request; returns who waits for it."""
+        client = Client()
+        self.proxy.open(request, client)
+        return client
+
+    def executor(self, busy: Iterable[int] = ()) -> None:
+        """The executor takes its messages and makes one step."""
+        frames, self.to_executor = self.to_executor, []
+        for frame in frames:
+            self.core.receive(decode(frame))
+            self.core.dispatcher.validate()
+        for worker, steps in self.core.step(0, frozenset(busy)):
+            self.inboxes[worker].append(encode(steps))
+        self.core.dispatcher.validate()
+
+    def work(self, worker: int) -> list[bytes]:
+        """A worker handles all that waits for it. Its cancels go out; its emissions are returned, not delivered."""
+        frames, self.inboxes[worker] = self.inboxes[worker], []
+        output = self.workers[worker].receive([steps for frame in frames if isinstance(steps := decode(frame), StepRecords)])
+        if output.cancels:
+            self.core.receive(decode(encode(_cancel(output))))
+        return [encode(emissions) for emissions in output.emissions.values()]
+
+    def deliver(self, frames: Iterable[bytes]) -> None:
+        """Emissions reach the front end."""
+        for frame in frames:
+            self.proxy.receive(decode(frame))
+
+    def turn(self) -> None:
+        """Everybody works once, and all messages arrive."""
+        self.executor()
+        for worker in list(self.workers):
+            self.deliver(self.work(worker))
+
+    def run(self, turns: int = 10_000) -> None:
+        """Turns until nothing waits: no message, and no row in the engine."""
+        for _ in range(turns):
+            self.turn()
+            quiet = self.core.poll_timeout() is None and not any(self.inboxes.values())
+            if quiet and not self.to_executor:
+                return
+        raise AssertionError(f"not quiet after {turns} turns")
+
+
+def _cancel(output: WorkerOutput) -> Message:
+    from executor.wire import Cancel
+
+    return Cancel(output.cancels)
+
+
+# ------------------------------------------------------------------------------------------------------ one worker
+
+
+class Bench:
+    """One worker, one request, its bytes: for whoever needs no executor."""
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        *,
+        names: str = "byte_level",
+        hook: HookFactory | None = None,
+        stream_interval: int = 1,
+        delivered: Sequence[tuple[int, bool]] = (),
+        table: Mapping[str, PostProcessor] = ALL_POST_PROCESSORS,
+    ) -> None:
+        self.worker = PostprocWorker(vocabulary(names), table, hook, stream_interval=stream_interval)
+        self.payloads: list[bytes] = []
+        self.rows: list[tuple[int, int, int, int, int, bytes]] = []
+        self.cancels: list[tuple[int, int]] = []
+        self.recordings: list[dict[str, Any]] = []
+        self._take(self.worker.receive([StepRecords([], [], [], [], opens=[Open(0, 0, 0, spec.encode(), delivered)])]))
+
+    @property
+    def body(self) -> bytes:
+        """All bytes so far."""
+        return b"".join(self.payloads)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last bytes have come."""
+        return any(row[4] & REQUEST_END for row in self.rows)
+
+    def give(self, *rows: StepRow) -> bytes:
+        """One step; returns its bytes."""
+        return self.backlog([list(rows)])
+
+    def backlog(self, steps: Sequence[Sequence[StepRow]]) -> bytes:
+        """Several steps that waited, handled in one go; returns their bytes."""
+        before = len(self.payloads)
+        self._take(self.worker.receive([StepRecords.build(rows) for rows in steps]))
+        return b"".join(self.payloads[before:])
+
+    def _take(self, output: WorkerOutput) -> None:
+        for emissions in output.emissions.values():
+            assert isinstance(decode(encode(emissions)), Emissions)
+            self.rows += emissions.rows()
+            self.payloads += [row[5] for row in emissions.rows()]
+        self.cancels += output.cancels
+        self.recordings += output.recordings
+
+
+def row(
+    ids: Sequence[int], finish: str | None = None, *, rid: int = 0, index: int = 0, stop_token: bool = False,
+    message: str = "", logprobs: Sequence[TokenLogprob] | None = None,
+) -> StepRow:  # fmt: skip
+    """A StepRow with defaults."""
+    return StepRow(rid, index, ids, finish, stop_token, message, logprobs)
+
+
+def each(ids: Sequence[int], finish: str | None = None, *, rid: int = 0, index: int = 0, stop_token: bool = False) -> list[StepRow]:
+    """One row per id, the finish on the last."""
+    last = len(ids) - 1
+    return [
+        StepRow(rid, index, [token], finish if i == last else None, stop_token and i == last) for i, token in enumerate(ids)
+    ]
