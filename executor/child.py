@@ -123,15 +123,20 @@ class ChildProcess:
     @classmethod
     async def spawn(cls, name: str, module: str, config: Mapping[str, Any]) -> ChildProcess:
         """Start ``python -m module`` and hand it its config. It imports from where we do, and not from the current folder,
-        where a file named like one of our packages may lie (Python 3.10 always looks there first)."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *_SAFE_PATH, "-m", module,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )  # fmt: skip
+        where a file named like one of our packages may lie (Python 3.10 always looks there first). ChildError if the
+        system has no room for one more process."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *_SAFE_PATH, "-m", module,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )  # fmt: skip
+        except OSError as error:
+            raise ChildError(f"{name} did not start: {error}") from error
         assert process.stdin is not None
-        process.stdin.write(json.dumps({"name": name, **config}).encode() + b"\n")
-        with contextlib.suppress(ConnectionError):  # it died at once; `ready` finds out and says so
+        # It may be dead already, and uvloop raises RuntimeError for a pipe that it has closed; `ready` finds out and says so.
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            process.stdin.write(json.dumps({"name": name, **config}).encode() + b"\n")
             await process.stdin.drain()
         return cls(name, process)
 

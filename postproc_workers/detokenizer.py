@@ -38,11 +38,11 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 #: `Detokenizer.strings` while no table holds.
 NO_STRINGS: list[str | None] = []
 
-#: A character has at most four bytes, so the fourth id completes it or nothing does.
+#: Bytes of the longest character, and so ids: the fourth completes it or nothing does.
 _MAX_INCOMPLETE = 4
 #: The window path tries to shorten its window from this length on, to this many ids, ...
 _WINDOW, _CONTEXT = 10, 4
-#: ... and does so whatever the decoder says at this length.
+#: ... and does so whatever the decoder says from this length on, as soon as no text is held.
 _MAX_WINDOW = 32
 
 
@@ -295,14 +295,15 @@ class WindowDetokenizer(Detokenizer):
         return new
 
     def _ready(self, text: str) -> int:
-        """Length of the text that will not change: a U+FFFD at its end may yet become a character, but not when it was
-        there already `_MAX_INCOMPLETE` ids ago."""
+        """Length of the text that will not change. The last three U+FFFD at its end may yet become a character (more
+        bytes an incomplete one has not), but not those that were there `_MAX_INCOMPLETE` ids ago."""
         if not text.endswith(REPLACEMENT):
             self._waiting.clear()
             return len(text)
         self._waiting.append(len(text))
         old = self._waiting.pop(0) if len(self._waiting) == _MAX_INCOMPLETE else 0
-        return max(len(text.rstrip(REPLACEMENT)), len(self._shown), min(old, len(text)))
+        certain = max(len(text.rstrip(REPLACEMENT)), len(text) - _MAX_INCOMPLETE + 1)
+        return max(certain, len(self._shown), min(old, len(text)))
 
     def _shorten(self, text: str) -> None:
         """Drop the oldest ids at a place where the rest decodes to the end of the same text.
@@ -317,7 +318,7 @@ class WindowDetokenizer(Detokenizer):
                 self._waiting = [length - len(text) + len(rest) for length in self._waiting]
                 self._ids, self._shown = self._ids[-count:], rest[: len(rest) - held]
                 return
-        if len(self._ids) >= _MAX_WINDOW:
+        if len(self._ids) >= _MAX_WINDOW and not held:
             self._open([*(self._window.anchor if self._shown else ()), *self._ids[-_CONTEXT:]])
 
     def flush(self) -> str:

@@ -1,12 +1,13 @@
-"""Harmony (gpt-oss) on token ids: the stream post-processors of its chat choices, and the parser they share with responses.
+"""Harmony (gpt-oss) on token ids: the stream post-processors of its chat choices, and the parser they share with
+responses.
 
-In a vocabulary that has the marks as special tokens a mark is an id, and the same characters written with ordinary tokens
-are text. So marks are taken from the ids. Text is not: what may be shown is what the record's ``text_diff`` says, because
-a stop string has cut it and a hook may have replaced it. The hard thing here is to bring the two together. While a stop
-string may be coming, text lags behind the ids; so ids are decoded once more, by a detokenizer like the record's own, into
-a queue of marks and pieces of text, and the record's text, as it comes, says how far the queue may be read. Where it says
-something else than the queue, a hook has spoken: then headers are read from the queue, which a hook has no business
-with, and bodies from the record.
+In a vocabulary that has the marks as special tokens a mark is an id, and the same characters written with ordinary
+tokens are text. So marks are taken from the ids. Text is not: what may be shown is what the record's ``text_diff``
+says, because a stop string has cut it and a hook may have replaced it. The hard thing here is to bring the two
+together. While a stop string may be coming, text lags behind the ids; so ids are decoded once more, by a detokenizer
+like the record's own, into a queue of marks and pieces of text, and the record's text, as it comes, says how far the
+queue may be read. Where it says something else than the queue, a hook has spoken: then headers are read from the queue,
+which a hook has no business with, and bodies from the record.
 
 Special tokens are always skipped in the record's text (``harmony_spec``), so a stop string never matches a mark. It may
 match a header's words: stop strings look at raw text.
@@ -205,7 +206,7 @@ class HarmonyParser(ChatParser):
         elif self._text is not None:
             self._events += self._text.feed(output.text_diff)
             if output.finish_reason is not None:
-                self._events += self._text.flush(complete=output.finish_reason == "stop")
+                self._events += self._text.flush(_complete(output))
 
     def feed(self, text: str) -> Sequence[Event]:
         """The events of the step that was observed."""
@@ -225,11 +226,16 @@ class HarmonyParser(ChatParser):
             self._text = HarmonyTextParser(self._machine)
 
     def _observe_tokens(self, tokens: TokenQueue, output: CompletionOutput) -> None:
-        reason = output.finish_reason
-        tokens.read(output.token_ids_diff, output.text_diff, reason is not None)
-        if reason is not None:
-            self._machine.finish(complete=reason == "stop")
+        ended = output.finish_reason is not None
+        tokens.read(output.token_ids_diff, output.text_diff, ended)
+        if ended:
+            self._machine.finish(_complete(output))
         self._events += self._machine.take()
+
+
+def _complete(output: CompletionOutput) -> bool:
+    """Whether the model itself ended the output: a stop string cuts like a limit does."""
+    return output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
 
 
 class HarmonyPostprocArgs(ChatPostprocArgs):

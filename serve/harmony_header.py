@@ -1,13 +1,14 @@
-"""The header of a harmony message: what may stand between ``<|start|>`` and ``<|message|>``, and what is no header any more.
+"""The header of a harmony message: what may stand between ``<|start|>`` and ``<|message|>``, and what is no header any
+more.
 
 A well-formed header is (openai/harmony, docs/format.md)
 
     <|start|> ROLE [to=RECIPIENT] <|channel|> CHANNEL [to=RECIPIENT] [<|constrain|>] [TYPE] <|message|>
 
-Models leave parts of it out. The hard thing is to tell, with the least text held back, a header whose ``<|message|>`` is
-still to come from an answer that began without one. So the text behind a mark is held only while it can still be a
-header; ``scan`` says up to where it was one. It reads from left to right and never further than the first character that
-cannot be part of a header, so what it finds does not depend on how much of the text had arrived.
+Models leave parts of it out. The hard thing is to tell, with the least text held back, a header whose ``<|message|>``
+is still to come from an answer that began without one. So the text behind a mark is held only while it can still be a
+header; ``scan`` says up to where it was one. It reads from left to right and never further than the first character
+that cannot be part of a header, so what it finds does not depend on how much of the text had arrived.
 """
 
 from __future__ import annotations

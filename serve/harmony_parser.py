@@ -6,10 +6,10 @@
     <|start|>assistant<|channel|>final<|message|>...<|return|>                                  content
 
 The hard thing is that a model breaks this frame: it leaves out ``<|start|>`` or ``<|message|>``, opens a message inside
-another, writes without any frame. A parser for the well-formed grammar raises there (the ``openai-harmony`` package does,
-and names the token it had expected); it also wants a vocabulary file that a server need not have. So this is a small
-machine of its own with two states, header and body, in which every mark is legal: each of them has a meaning in both
-states, and no order of marks and text is an error. What it promises:
+another, writes without any frame. A parser for the well-formed grammar raises there (the ``openai-harmony`` package
+does, and names the token it had expected); it also wants a vocabulary file that a server need not have. So this is a
+small machine of its own with two states, header and body, in which every mark is legal: each of them has a meaning in
+both states, and no order of marks and text is an error. What it promises:
 
 * Text between marks is either a header or goes out, once; a header's words never go out, an answer's always do.
   ``harmony_header.py`` tells them apart.
@@ -80,24 +80,27 @@ class HarmonyMachine:
         self._events: list[Event] = []
         #: Pieces of a reasoning delta.
         self._thoughts: list[str] = []
-        #: Whose the body is, and for a call its name and whether it has begun.
-        self._sink, self._name, self._begun = _CONTENT, "", False
-        #: Nothing but white space has been written to the body.
-        self._blank = True
-        self._expect(INITIAL)
+        self.body = self.reasons = False
+        #: The header: its section, the text since its last mark, and what it has said so far.
+        self._section: Section = INITIAL
+        self._held = self._channel = self._recipient = ""
+        #: The body: whose it is, for a call its name and whether it has begun, and whether it is all white space so far.
+        self._sink, self._name, self._begun, self._blank = _CONTENT, "", False, True
 
     def start_from(self, prompt: str) -> None:
         """Begin in the state in which the rendered prompt ends: it may have opened a message already."""
         head, start, opened = prompt.rpartition("<|start|>")
         if not start or opened.strip() == "assistant":  # the usual end; INITIAL stands behind it
             return
-        probe = HarmonyMachine(Calls(self.calls.tools.values()), may_call=self._may_call)
+        probe = HarmonyMachine(Calls(list(self.calls.tools.values())), may_call=self._may_call)
         probe.mark(START)
         for text, literal in (scanner := LiteralScanner(_LITERALS)).feed(opened):
             probe.read(text, literal)
         probe.read(scanner.flush(), None)
-        self.body, self.reasons, self._section, self._held = probe.body, probe.reasons, probe._section, probe._held
-        self._channel, self._recipient, self._sink, self._name = probe._channel, probe._recipient, probe._sink, probe._name
+        self.body, self.reasons, self._sink, self._name = probe.body, probe.reasons, probe._sink, probe._name
+        self._section, self._held, self._channel, self._recipient = (
+            probe._section, probe._held, probe._channel, probe._recipient
+        )  # fmt: skip
 
     def take(self) -> list[Event]:
         """The events since the last ``take``."""
@@ -210,7 +213,7 @@ class HarmonyMachine:
 
     def _without_type(self, name: str) -> str:
         """``f`` for ``fjson``: models forget the space before the content type."""
-        short = name.removesuffix("json")
+        short: str = name.removesuffix("json")
         return short if name not in self.calls.tools and short in self.calls.tools else name
 
     def _write(self, text: str) -> None:

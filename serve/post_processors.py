@@ -14,11 +14,21 @@ from serve.harmony_adapter import (
 )
 from serve.postprocess_handlers import POST_PROCESSORS as TEXT_POST_PROCESSORS
 from serve.postprocess_handlers import fail_stream, fail_unary
+from serve.responses_utils import (
+    ResponsesPostprocArgs,
+    fail_response,
+    responses_api_streaming_post_processor,
+    responses_api_unary_post_processor,
+)
 
 POST_PROCESSORS: dict[str, PostProcessor] = {
     **TEXT_POST_PROCESSORS,
     "chat_harmony_stream": PostProcessor(chat_harmony_streaming_post_processor, HarmonyPostprocArgs, fail_stream),
     "chat_harmony_unary": PostProcessor(
         chat_harmony_unary_post_processor, HarmonyPostprocArgs, fail_unary, streams=False
+    ),
+    "responses_stream": PostProcessor(responses_api_streaming_post_processor, ResponsesPostprocArgs, fail_response),
+    "responses_unary": PostProcessor(
+        responses_api_unary_post_processor, ResponsesPostprocArgs, fail_response, streams=False
     ),
 }

@@ -10,6 +10,9 @@ from postproc_workers.spec import StreamSpec
 from serve.admission import Minted, ServerFacts, chat_spec, completion_spec
 from serve.errors import ApiError, BadRequestError
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, parse
+from serve.responses_admission import ENDPOINT as RESPONSES
+from serve.responses_admission import response_spec
+from serve.responses_protocol import ResponsesRequest, chat_request
 
 #: A replay has no clock and no chance: every replay of a recording gives the same bytes.
 _MINTED_TIME = 0
@@ -35,6 +38,17 @@ def _spec(recording: Mapping[str, Any], stream: bool) -> StreamSpec:
         texts = _prompt_texts(completion, prompt)
         return completion_spec(
             completion, prompt_tokens=tokens, prompt_texts=texts, facts=facts, minted=minted, streaming=stream
+        )
+    if endpoint == RESPONSES:
+        request = parse(ResponsesRequest, body)
+        return response_spec(
+            request,
+            chat_request(request),
+            prompt=prompt,
+            prompt_tokens=tokens,
+            facts=facts,
+            minted=minted,
+            streaming=stream,
         )
     raise BadRequestError(f"endpoint: {endpoint!r} cannot be replayed.", param="endpoint")
 

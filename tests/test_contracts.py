@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("executor", "postproc_workers", "serve")
-#: A module whose docstring says `Pure.`, or `; pure.` at the end of a sentence, promises what the contract `pure` checks.
+#: A module whose docstring says `Pure.`, `Pure:` or `; pure.` promises what the contract `pure` checks.
 CLAIM = re.compile(r"(?:^|[.;,] )pure[.:]", re.IGNORECASE | re.MULTILINE)
 
 #: (file, line that breaks a contract, contract)

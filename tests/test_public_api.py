@@ -22,8 +22,8 @@ INDENT = "    "
 
 #: Methods that a caller uses under another spelling: Class(...), object(...), async for, await, with, len, in, [].
 SPECIAL = frozenset(
-    "__init__ __call__ __iter__ __next__ __aiter__ __anext__ __await__ __enter__ __exit__ __aenter__ __aexit__ "
-    "__len__ __contains__ __getitem__".split()
+    ["__init__", "__call__", "__iter__", "__next__", "__aiter__", "__anext__", "__await__", "__enter__", "__exit__"]
+    + ["__aenter__", "__aexit__", "__len__", "__contains__", "__getitem__"]
 )
 
 

@@ -107,6 +107,8 @@ class ReasoningParser:
         self._may_open = stage is Stage.INSIDE
         #: What is left of a label that may come next.
         self._label = ""
+        #: What this stage looks for, while nothing waits: text without it passes as it is.
+        self._plain: Literals | None = None
         self._enter(stage)
 
     @property
@@ -116,12 +118,20 @@ class ReasoningParser:
 
     def feed(self, text: str) -> Sequence[Event]:
         """Events that ``text`` completes."""
+        literals = self._plain
+        if literals is not None and text and text[-1] not in self._format.trimmed:
+            if literals.first not in text or literals.search(text) is None:
+                self._at += len(text)
+                return (self._delta(text),)  # the fast lane: most deltas
         while text:
             text = self._scan(text)
+        waits = self._lead or self._held or self._label or self._scanner is None or self._scanner.held
+        self._plain = None if waits else self._format.literals[self.stage]
         return self._take()
 
     def flush(self) -> Sequence[Event]:
         """What was held, as events; final and idempotent."""
+        self._plain = None
         if self._scanner is not None and (held := self._scanner.flush()):
             self._text(held)
         self._emit("".join(self._held))
@@ -213,7 +223,10 @@ class ReasoningParser:
 
     def _emit(self, text: str) -> None:
         if text:
-            self._events.append(ReasoningDelta(text) if self.stage is Stage.INSIDE else ContentDelta(text))
+            self._events.append(self._delta(text))
+
+    def _delta(self, text: str) -> Event:
+        return ReasoningDelta(text) if self.stage is Stage.INSIDE else ContentDelta(text)
 
     def _enter(self, stage: Stage) -> None:
         self.stage = stage

@@ -77,7 +77,7 @@ TOOL_PARSERS: dict[str, ToolFormat] = {
         "<|action_start|><|plugin|>", "<|action_start|> <|plugin|>", closers=("<|action_end|>",)
     ),
     "jamba": _TOOL_CALLS_LIST,
-    "json": json_format(bare="{["),
+    "json": json_format(FENCE, bare="{["),
     "kimi_k2": NamedFormat(
         Markers(
             ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),

@@ -82,9 +82,10 @@ class JsonParser(MarkupParser):
         in_list = char == "["
         if in_list:
             char = yield from self._bracket()
-        if char != "{" or not (yield from self.object(strict=bare)):
+        strict = bare or opener == FENCE
+        if char != "{" or not (yield from self.object(strict=strict)):
             return self.reject()
-        yield from self._more(in_list, bare)
+        yield from self._more(in_list, strict)
         if opener == FENCE:
             yield from reader.space()
             if (yield from reader.literal((FENCE,))) is None:

@@ -79,13 +79,26 @@ def json_span(reader: Reader, out: Callable[[str], None], depth: int = 0) -> Ste
     Returns whether it was complete.
     """
     span = JsonSpan(depth)
+    ahead = 0  # characters that the lane has followed the span over, not taken yet
+
+    def lane(text: str) -> bool:
+        nonlocal ahead
+        ahead = span.advance(text)
+        if span.done or span.broken:
+            return False
+        out(text)
+        ahead = 0
+        return True
+
     while True:
-        count = span.advance(reader.text, reader.at) - reader.at
+        count = ahead or span.advance(reader.text, reader.at) - reader.at
         if count:
             out(reader.take(count))
         if span.done or span.broken or reader.ended:
             return span.done
+        ahead, reader.lane = 0, None if reader.recording else lane
         yield
+        reader.lane = None
 
 
 def json_string(reader: Reader, out: Callable[[str], None]) -> Steps[bool]:

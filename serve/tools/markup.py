@@ -76,6 +76,9 @@ class MarkupParser:
         """Events that ``text`` completes."""
         if self._plain and (self._first not in text or self._search(text) is None):
             return (ContentDelta(text),)  # the fast lane: most deltas of most streams
+        if (lane := self.reader.lane) is not None and text and lane(text):
+            self._plain = self._in_text and self._gap is None
+            return self.calls.take()
         self.reader.push(text)
         self._resume()
         self._plain = self._in_text and self._gap is None and self.reader.idle

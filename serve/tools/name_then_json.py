@@ -85,9 +85,10 @@ class NamedParser(JsonParser):
         yield from reader.space()
         separators = tuple(filter(None, format.separators))
         separator = yield from reader.literal(separators)
-        if separator is None and "" not in format.separators and not reader.cut_off(separators):
+        begun = separator is None and not reader.idle and reader.cut_off(separators)
+        header.complete = separator is not None or begun
+        if not header.complete and "" not in format.separators:
             return _Header()
-        header.complete = separator is not None or "" not in format.separators
         yield from reader.space()
         return header
 

@@ -121,7 +121,7 @@ class PythonicParser(LiteralParser):
             self.emit("")  # cut off behind its name
             return False
         self.reject()
-        return in_list and (yield from self._skip_call())
+        return (in_list or self._lines) and (yield from self._skip_call())
 
     def _skip_call(self) -> Steps[bool]:
         """Content up to the bracket that closes a call which is none. False if there is no such bracket."""

@@ -35,14 +35,17 @@ class Reader:
     """Text of one choice, read once from front to back.
 
     at: offset in ``text`` of the next character. ended: no more text will come.
+    lane: while a grammar waits in the middle of a long text, a shortcut that takes a whole piece of it without the
+    grammar being resumed, or takes nothing and returns False.
     """
 
-    __slots__ = ("at", "ended", "text", "_kept")
+    __slots__ = ("at", "ended", "lane", "text", "_kept")
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.ended = False
+        self.lane: Callable[[str], bool] | None = None
         self._kept: list[str] | None = None
 
     @property
@@ -54,6 +57,11 @@ class Reader:
         """Append ``text`` to what is unread."""
         self.text = self.text[self.at :] + text if self.at < len(self.text) else text
         self.at = 0
+
+    @property
+    def recording(self) -> bool:
+        """Whether what is taken is recorded."""
+        return self._kept is not None
 
     def record(self) -> None:
         """Start to record what is taken."""
@@ -162,6 +170,13 @@ class Reader:
         Only a proper prefix of a literal waits. record: start to record with the literal.
         """
         node = known = 0
+
+        def lane(text: str) -> bool:
+            if literals.first in text and literals.search(text) is not None:
+                return False
+            out(text)
+            return True
+
         while True:
             node, position, literal = literals.scan(node, self.text, self.at + known)
             known = literals.held(node) if literal is None else len(literal)
@@ -174,4 +189,6 @@ class Reader:
                 self.take(len(literal))
             if literal is not None or self.ended:
                 return literal
+            self.lane = lane if not known and not self.recording else None
             yield
+            self.lane = None

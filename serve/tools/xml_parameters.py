@@ -215,9 +215,9 @@ class XmlParser(MarkupParser):
             return known
         if end.endswith(format.value_end):
             following = yield from reader.literal(format.after_value, take=False)
-            return following is not None or (yield from reader.peek()) == ""
+            return following is not None or reader.cut_off(format.after_value)
         following = yield from reader.literal(format.markers.closers, take=False)
-        ended = following is not None or (yield from reader.peek()) == ""
+        ended = following is not None or reader.cut_off(format.markers.closers)
         if ended:
             reader.back(format.call_end)
         return ended

@@ -124,14 +124,13 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @rule(worker=workers, data=st.data())
     def lose(self, worker: int, data: st.DataObject) -> None:
-        """The front end has some of what the worker got, and says so."""
+        """The front end has some of what the worker got, and says so; and again what it had of workers lost before."""
         dead = self.alive.pop(worker, Worker())
-        lost = {}
         for rid, outputs in self.requests.items():
             if rid in dead.opens:
                 counts = [data.draw(st.integers(0, len(dead.tokens.get((rid, i), [])))) for i in range(len(outputs))]
-                lost[rid] = self.delivered[rid] = [(count, False) for count in counts]
-        self.dispatcher.worker_lost(WorkerLost(worker, lost))
+                self.delivered[rid] = [(count, data.draw(st.booleans())) for count in counts]
+        self.dispatcher.worker_lost(WorkerLost(worker, dict(self.delivered)))
 
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:

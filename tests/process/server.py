@@ -44,7 +44,7 @@ def until(condition: Callable[[], Any], what: str, timeout: float = 10.0) -> Any
     deadline, pause = time.monotonic() + timeout, threading.Event()
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise DeadlineError(f"not within {timeout} s: {what}")
+            raise DeadlineError(f"not within {timeout} s: {what}, but {value!r}")
         pause.wait(0.01)
     return value
 

@@ -10,16 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.engines.sampling import (
-    BLOCK,
-    LIKELY,
-    OutputSampling,
-    SamplingProcessor,
-    filtered,
-    invert,
-    noise_key,
-    uniform,
-)
+from executor.engines.drawing import BLOCK, LIKELY, filtered, invert, noise_key, uniform
+from executor.engines.sampling import OutputSampling, SamplingProcessor
 from executor.request import SamplingParams
 
 NO_ARGS = torch.zeros(0, dtype=torch.int32)
@@ -103,7 +95,8 @@ def kept(scores: Tensor, top_k: int, top_p: float, min_p: float) -> list[float]:
     order = sorted(range(len(probs)), key=lambda token: -probs[token])
     if top_k:
         order = [token for token in order if probs[token] >= probs[order[min(top_k, len(order)) - 1]]]
-    total, mass, nucleus = sum(probs[token] for token in order), 0.0, []
+    total, mass = sum(probs[token] for token in order), 0.0
+    nucleus: list[int] = []
     for token in order:
         if mass < top_p or probs[token] == probs[nucleus[-1]]:
             nucleus.append(token)

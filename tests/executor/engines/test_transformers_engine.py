@@ -127,7 +127,8 @@ def test_cancel_frees_the_cache(fresh: Driver) -> None:
     # What was cancelled before this request is gone before its first step.
     fresh.run([1], rid=9, max_tokens=1)
     assert fresh.engine.stats()["running"] == fresh.engine.stats()["waiting"] == 0
-    assert not fresh.engine._manager.batch_processor.cache.cache_allocators["full_attention"].block_table
+    manager: Any = fresh.engine._manager  # type: ignore[attr-defined]
+    assert not manager.batch_processor.cache.cache_allocators["full_attention"].block_table
 
 
 def test_preempted_outputs_go_on_as_if_nothing_had_been(
@@ -313,7 +314,7 @@ def test_the_embedded_model_answers_as_generate_does(embedded: tuple[Driver, Pat
 def test_the_embedded_model_keeps_seeds_apart(embedded: tuple[Driver, Path]) -> None:
     driver, directory = embedded
     prompt = _chat(directory, "Tell me something.")
-    sampling = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 16, "seed": 42}
+    sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 16, "seed": 42}
     alone = ids(driver.run(prompt, **sampling))
     for rid in range(4):
         driver.engine.add(rid, 0, prompt, SamplingParams(**sampling | {"seed": 40 + rid}))

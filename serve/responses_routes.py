@@ -1,0 +1,193 @@
+"""The HTTP routes of the Responses API: ``POST /v1/responses``, ``GET`` and ``DELETE /v1/responses/{id}``.
+
+What makes a response retrievable is its document, which a worker writes and this process hands on unread. So a stored
+response is read once, from the bytes of its end: the unary body, or the last event of its stream. It is stored before
+those bytes are sent: a client that answers at once with ``previous_response_id`` must find it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from executor.proxy import GenerationExecutor
+from executor.request import GenerationRequest
+from serve.admission import Minted, ServerFacts, check_model
+from serve.errors import BadRequestError, OverloadedError
+from serve.http import JSON, Header, check_json, read_body, send_body, send_stream, watched
+from serve.openai_protocol import parse
+from serve.prompts import Prompts
+from serve.responses_admission import ENDPOINT, admit_response
+from serve.responses_protocol import Item, ResponsesRequest, chat_request, check_calls, item_of
+from serve.responses_store import ResponseStore
+from serve.streams import ClientStream
+
+Handler = Callable[[Scope, Receive, Send, list[Header]], Awaitable[int]]
+
+_ONE = ENDPOINT + "/"
+#: Bodies from this size on are parsed in a thread: 1 MB of JSON takes about 10 ms.
+_LARGE_BODY = 128 << 10
+#: The events that end a stream with something to come back to.
+_ENDINGS = (b"event: response.completed\ndata: ", b"event: response.incomplete\ndata: ")
+
+
+class ResponsesRoutes:
+    """The routes and what they share.
+
+    unready: why nobody is admitted, None when all is well. first_chunk: told of the seconds to a stream's first bytes.
+    """
+
+    def __init__(
+        self,
+        proxy: GenerationExecutor,
+        prompts: Prompts,
+        facts: ServerFacts,
+        store: ResponseStore,
+        *,
+        unready: Callable[[], str | None],
+        first_chunk: Callable[[float], None],
+        max_body_bytes: int = 32 << 20,
+    ) -> None:
+        self._proxy, self._prompts, self._facts, self._store = proxy, prompts, facts, store
+        self._unready, self._first_chunk, self._limit = unready, first_chunk, max_body_bytes
+
+    def match(self, path: str) -> Mapping[str, Handler] | None:
+        """Method -> handler for a path of ours, else None."""
+        if path == ENDPOINT:
+            return {"POST": self._create}
+        if path.startswith(_ONE) and "/" not in path.removeprefix(_ONE):
+            return {"GET": self._retrieve, "DELETE": self._delete}
+        return None
+
+    @staticmethod
+    def label(path: str) -> str:
+        """The route of a path of ours, for metrics: a label per id would let clients grow the registry."""
+        return ENDPOINT if path == ENDPOINT else _ONE + "{id}"
+
+    # -------------------------------------------------------------------------------- create
+
+    async def _create(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        self._check_ready()
+        request = await self._parsed(scope, receive)
+        check_model(request.model, self._facts)
+        keep = self._keeps(request)
+        history = _parsed_items(self._store.history(request.previous_response_id))
+        plain = self._store.resolve(request.input_as_sent())
+        request.input = _parsed_items(plain)
+        check_calls(request.input, history)
+        chat = chat_request(request, history)
+        prompt, ids = await self._prompts.chat(chat)
+        admitted = admit_response(
+            request, chat, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=self._mint(), stored=keep
+        )
+        stream = _KeepingStream(lambda document: self._keep(document, plain, request)) if keep else ClientStream()
+        return await self._answer(admitted, stream, request.stream, receive, send, headers)
+
+    def _keeps(self, request: ResponsesRequest) -> bool:
+        """Whether the response will be stored: unless the client says no; only an explicit yes is refused."""
+        if request.store and not self._store.enabled:
+            raise BadRequestError(
+                "store is not supported: this server stores no responses.", param="store", code="unsupported_parameter"
+            )
+        return request.store is not False and self._store.enabled
+
+    def _keep(self, document: bytes, items: Sequence[Mapping[str, Any]], request: ResponsesRequest) -> None:
+        self._store.put(document, items, request.previous_response_id)
+
+    async def _answer(
+        self,
+        request: GenerationRequest,
+        stream: ClientStream,
+        streams: bool,
+        receive: Receive,
+        send: Send,
+        headers: list[Header],
+    ) -> int:
+        begin = time.monotonic()
+        self._check_ready()  # again: the shutdown may have begun while the prompt was being tokenized
+        self._proxy.open(request, stream)
+        try:
+            writer = send_stream(send, stream, headers, lambda: self._sent_first(begin, streams))
+            return int(await watched(receive, stream, writer))
+        finally:
+            if not stream.ended:  # the client left, or writing to it failed
+                self._proxy.discard(request.rid)
+
+    def _sent_first(self, begin: float, streams: bool) -> None:
+        if streams:
+            self._first_chunk(time.monotonic() - begin)
+
+    def _check_ready(self) -> None:
+        if (reason := self._unready()) is not None:
+            raise OverloadedError(f"The server is {reason}.", retry_after=5, status=503)
+
+    def _mint(self) -> Minted:
+        """All that is random or clock-like about a request, once; from here on it is a function of its tokens."""
+        return Minted(self._proxy.mint(), "resp_" + uuid.uuid4().hex, int(time.time()), secrets.randbits(62))
+
+    async def _parsed(self, scope: Scope, receive: Receive) -> ResponsesRequest:
+        check_json(scope)
+        body = await read_body(receive, self._limit)
+        if len(body) < _LARGE_BODY:
+            return parse(ResponsesRequest, body)
+        return await self._prompts.parse(lambda: parse(ResponsesRequest, body))
+
+    # -------------------------------------------------------------------------------- stored responses
+
+    async def _retrieve(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        if b"stream=true" in scope.get("query_string", b""):
+            message = "stream is not supported: a stored response is not streamed again."
+            raise BadRequestError(message, param="stream", code="unsupported_parameter")
+        await send_body(send, 200, self._store.document(_id(scope)), [JSON, *headers])
+        return 200
+
+    async def _delete(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        self._store.document(_id(scope))
+        self._store.delete(_id(scope))
+        body = orjson.dumps({"id": _id(scope), "object": "response", "deleted": True})
+        await send_body(send, 200, body, [JSON, *headers])
+        return 200
+
+
+def _id(scope: Scope) -> str:
+    return str(scope["path"]).removeprefix(_ONE)
+
+
+def _parsed_items(items: Sequence[Mapping[str, Any]]) -> list[Item]:
+    return [item_of(item, f"input.{index}") for index, item in enumerate(items)]
+
+
+class _KeepingStream(ClientStream):
+    """A stream whose end is read before it is sent. keep: takes the response object, as JSON."""
+
+    __slots__ = ("_keep",)
+
+    def __init__(self, keep: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._keep = keep
+
+    async def next(self) -> bytes:
+        """All bytes that have gathered, b"" when the response is over or its client gone."""
+        part = await super().next()
+        if part and self.ended and not self.failed and (document := _document(part, self.whole)):
+            self._keep(document)
+        return part
+
+
+def _document(part: bytes, whole: bool) -> bytes:
+    """The response object in the last bytes of a response: the body, or what the last event holds; b"" without one.
+
+    Events are never cut: bytes gather by whole payloads, and the last payload has the last event.
+    """
+    if whole:
+        return part
+    for ending in _ENDINGS:
+        if (at := part.rfind(ending)) >= 0:
+            return orjson.dumps(orjson.loads(part[at + len(ending) :])["response"])
+    return b""

@@ -1,0 +1,178 @@
+"""Processes die in the middle of streams: what the clients of a worker get, and how everything ends without an executor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.client import Exchange, Response, begin, fetch, rest_of
+from tests.process.conftest import CONFIG
+from tests.process.expected import CHAT, events, expected_body, merged, normalised
+from tests.process.server import Server, launch, replay_arguments, until
+from tests.process.test_streams import RUNNING, USAGE, chat, completion
+
+#: Open while their worker dies; streams and documents, choices, stops, logprobs.
+REQUESTS = [
+    chat("slow", stream=True),
+    chat("slow", stream=True, n=2, stop=["STOP", "END"], stream_options=USAGE),
+    chat("slow", stream=True, n=2, logprobs=True, top_logprobs=2, stream_options=RUNNING),
+    chat("slow", stream=True, stop=["STOP"], include_stop_str_in_output=True),
+    completion(["slow", "another"], stream=True, n=2, logprobs=1, max_tokens=120, stop="ENDED"),
+    completion("slow", stream=True, echo=True, max_tokens=110),
+    chat("slow"),
+    chat("slow", n=2, stop=["STOP", "END"], logprobs=True, top_logprobs=1),
+    completion("slow", logprobs=1, n=2, max_tokens=115),
+    chat("quite another one", stream=True, max_tokens=100, n=4),
+]
+
+
+async def begin_all(server: Server, requests: list[tuple[str, dict[str, Any]]]) -> list[Exchange]:
+    return [await begin(server.url, path, body) for path, body in requests]
+
+
+async def in_the_middle(exchanges: list[Exchange], requests: list[tuple[str, dict[str, Any]]], count: int = 12) -> None:
+    """Until every stream has brought some events, so that the unary requests, which started with them, are on their way too."""
+    streams = [exchange for exchange, (_, body) in zip(exchanges, requests) if body.get("stream")]
+    await asyncio.wait_for(asyncio.gather(*(stream.read_events(count) for stream in streams)), 30)
+
+
+def undisturbed(tokenizer: Path, path: str, body: dict[str, Any]) -> bytes:
+    return expected_body(CONFIG, tokenizer, path, body)
+
+
+def assert_undisturbed(tokenizer: Path, requests: list[tuple[str, dict[str, Any]]], responses: list[Response]) -> None:
+    for (path, body), response in zip(requests, responses):
+        assert response.status == 200 and response.complete, response
+        expected = undisturbed(tokenizer, path, body)
+        if body.get("stream"):
+            assert merged(response.body) == merged(expected), body
+        else:
+            assert normalised(response.body) == expected, body
+
+
+def replaced(server: Server, workers: int, restarts: int) -> None:
+    """Until the pool is whole again, with that many restarts in all."""
+
+    try:
+        until(lambda: server.health() == {**server.health(), "status": "ok", "workers": workers, "worker_restarts": restarts}, "", 30)
+    except AssertionError:
+        raise AssertionError(f"{server.health()} instead of {workers} workers after {restarts} restarts\n{server.log}") from None
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("killed", ["one", "all"])
+def test_clients_of_a_killed_worker_notice_nothing(
+    replay_server: Callable[[int], Server], tokenizer: Path, workers: int, killed: str
+) -> None:
+    server = replay_server(workers)
+    restarts, before = server.health()["worker_restarts"], server.workers()
+    victims = before if killed == "all" else before[-1:]
+
+    async def play() -> list[Response]:
+        exchanges = await begin_all(server, REQUESTS)
+        await in_the_middle(exchanges, REQUESTS)
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        return await rest_of(exchanges)
+
+    assert_undisturbed(tokenizer, REQUESTS, asyncio.run(play()))
+    replaced(server, workers, restarts + len(victims))
+    assert len(server.workers()) == workers and not set(victims) & set(server.workers())
+    assert asyncio.run(fetch(server.url, *chat("hard"))).status == 200
+
+
+def test_a_worker_that_dies_again_and_again(replay_server: Callable[[int], Server], tokenizer: Path) -> None:
+    """Also when the request's new worker dies before it has sent anything: nothing twice, nothing missing."""
+    server = replay_server(2)
+    restarts = server.health()["worker_restarts"]
+    killed: set[int] = set()
+
+    async def play() -> list[Response]:
+        exchanges = await begin_all(server, REQUESTS)
+        await in_the_middle(exchanges, REQUESTS, 6)
+        for _ in range(4):
+            alive = await asyncio.to_thread(until, lambda: [p for p in server.workers() if p not in killed], "a worker", 20.0)
+            os.kill(alive[0], signal.SIGKILL)
+            killed.add(alive[0])
+        return await rest_of(exchanges)
+
+    assert_undisturbed(tokenizer, REQUESTS, asyncio.run(play()))
+    replaced(server, 2, restarts + len(killed))
+
+
+def test_a_stopped_worker_catches_up(replay_server: Callable[[int], Server], tokenizer: Path) -> None:
+    """A worker that stands still costs its clients time only: it takes what has gathered in one go."""
+    server = replay_server(1)
+    (worker,) = server.workers()
+
+    async def play() -> list[Response]:
+        exchanges = await begin_all(server, REQUESTS)
+        await in_the_middle(exchanges, REQUESTS)
+        os.kill(worker, signal.SIGSTOP)
+        generated = server.total("tailrace_executor_tokens_total")
+        await asyncio.to_thread(until, lambda: server.total("tailrace_executor_tokens_total") > generated + 300, "tokens")
+        os.kill(worker, signal.SIGCONT)
+        return await rest_of(exchanges)
+
+    assert_undisturbed(tokenizer, REQUESTS, asyncio.run(play()))
+    assert server.workers() == [worker]
+    until(lambda: server.total("tailrace_worker_coalesced_rows_total") > 100, "joined rows in the metrics")
+
+
+def test_health_while_the_only_worker_is_gone(replay_server: Callable[[int], Server]) -> None:
+    server = replay_server(1)
+    restarts = server.health()["worker_restarts"]
+    os.kill(server.workers()[0], signal.SIGKILL)
+    health = until(lambda: (h := server.health())["workers"] == 0 and h, "a worker less")
+    assert health["status"] == "without post-processing workers"
+    waiting = asyncio.run(fetch(server.url, *chat("hard")))  # admitted: the next worker takes it
+    assert waiting.status == 200
+    replaced(server, 1, restarts + 1)
+    assert "its requests go on elsewhere" in server.log
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_an_executor_every_client_is_told_and_the_server_ends(tokenizer: Path, workers: int) -> None:
+    with launch(*replay_arguments(tokenizer, workers, **CONFIG)) as server:
+        server.wait_until_ready()
+
+        async def play() -> list[Response]:
+            exchanges = await begin_all(server, REQUESTS)
+            await in_the_middle(exchanges, REQUESTS)
+            os.kill(server.executor(), signal.SIGKILL)
+            return await rest_of(exchanges)
+
+        responses = asyncio.run(play())
+        assert server.wait(10) == 1
+        server.assert_clean()
+        assert "tailrace serve: the executor ended with exit code -9" in server.log
+        for (_, body), response in zip(REQUESTS, responses):
+            assert response.complete
+            if body.get("stream"):
+                error = events(response.body)[-1]["error"]
+            else:
+                assert response.status == 500 and response.headers["content-type"] == "application/json"
+                error = response.json()["error"]
+            assert error["type"] == "server_error" and "executor" in error["message"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nobody_outlives_a_killed_launcher(tokenizer: Path, workers: int) -> None:
+    with launch(*replay_arguments(tokenizer, workers, **CONFIG)) as server:
+        server.wait_until_ready()
+        assert len(server.everybody()) == 2 + workers
+
+        async def play() -> Response:
+            exchange = await begin(server.url, CHAT, {"messages": [{"role": "user", "content": "endless"}], "stream": True})
+            await exchange.read_events(3)
+            server.send(signal.SIGKILL)
+            return await exchange.rest()
+
+        assert not asyncio.run(play()).complete
+        assert server.wait(10) == -signal.SIGKILL  # which waits for the others too
