@@ -55,7 +55,7 @@ class Child:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_term)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        self.config: dict[str, Any] = json.loads(sys.stdin.readline() or "{}")
+        self.config = _read_config()
         logging.basicConfig(
             stream=sys.stderr,
             level=self.config.get("log_level", "info").upper(),
@@ -95,11 +95,20 @@ class Child:
         self.wake()
 
 
+def _read_config() -> dict[str, Any]:
+    """The first line of stdin; ValueError unless it is an object with a name."""
+    config = json.loads(sys.stdin.readline() or "null")
+    if not isinstance(config, dict) or not isinstance(config.get("name"), str):
+        raise ValueError("an object with a name is needed")
+    return config
+
+
 def run_child(main: Callable[[Child], None]) -> int:
     """A child process, whole: config, ``main``, exit code."""
-    child = Child()
-    if "name" not in child.config:
-        logger.error("no config on stdin: this program is started by `tailrace serve`")
+    try:
+        child = Child()
+    except ValueError as error:
+        print(f"no config on stdin ({error}): this program is started by `tailrace serve`", file=sys.stderr)
         return 2
     try:
         main(child)

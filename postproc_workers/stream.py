@@ -47,7 +47,7 @@ class Stage:
     """
 
     __slots__ = (
-        "index", "plain", "output", "detokenizer", "decode", "pieces", "flush", "matcher", "hook", "ended", "silent", "silent_end",
+        "index", "plain", "output", "detokenizer", "decode", "pieces", "flush", "matcher", "ended", "silent", "silent_end",
         "interval", "held_ids", "held_text", "held_logprobs", "raw_ids", "raw_logprobs", "raw_finish",
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ class Stage:
         spec: StreamSpec,
         vocabulary: Vocabulary,
         stops: StopStrings | None,
-        hook: PostProcessorHook | None,
+        hooked: bool,
         interval: int,
     ) -> None:
         detokenizer = vocabulary.detokenizer(
@@ -68,7 +68,6 @@ class Stage:
         self.index, self.output, self.detokenizer = output.index, output, detokenizer
         self.decode, self.pieces, self.flush = detokenizer.decode, detokenizer.pieces, detokenizer.flush
         self.matcher = stops.matcher() if stops is not None else None
-        self.hook = hook
         self.ended = False
         self.silent, self.silent_end = 0, False
         self.interval = interval
@@ -78,7 +77,7 @@ class Stage:
         self.raw_ids: list[int] | None = [] if spec.recording is not None else None
         self.raw_logprobs: list[TokenLogprob] = []
         self.raw_finish: Finish | None = None
-        self.plain = stops is None and hook is None and interval == 1 and spec.logprobs is None and not spec.recording
+        self.plain = stops is None and not hooked and interval == 1 and spec.logprobs is None and not spec.recording
 
 
 class Stream:
@@ -91,7 +90,7 @@ class Stream:
 
     __slots__ = (
         "rid", "epoch", "frontend", "spec", "record", "args", "process", "stages", "flags", "cancels", "late_tokens",
-        "_post_processor", "_shown_stops", "_size", "_logprobs",
+        "_post_processor", "_shown_stops", "_size", "_logprobs", "_hook_factory", "_hook",
     )  # fmt: skip
 
     def __init__(
@@ -114,11 +113,12 @@ class Stream:
         self._post_processor = post_processor
         self._shown_stops = frozenset(spec.stop_token_ids) if spec.include_stop else frozenset()
         self._size = vocabulary.size
+        self._hook_factory = hook_factory
+        self._hook: PostProcessorHook | None = None
         self._logprobs = spec.logprobs is not None
         stops = StopStrings(spec.stop, include=spec.include_stop) if spec.stop else None
-        hook = hook_factory() if hook_factory is not None else None
         interval = stream_interval if post_processor.streams else 1
-        self.stages = [Stage(out, spec, vocabulary, stops, hook, interval) for out in self.record.outputs]
+        self.stages = [Stage(out, spec, vocabulary, stops, hook_factory is not None, interval) for out in self.record.outputs]
         for stage, (count, ended) in zip(self.stages, opened.delivered):
             stage.silent, stage.silent_end = count, ended
             stage.plain = stage.plain and not count and not ended
@@ -193,8 +193,8 @@ class Stream:
         failed = finish is not None and finish.reason == "error" and end is None
         if failed and not tokens and not text and not stage.held_ids:
             return self.fail(finish.message if finish else "")  # nothing to send first: it can still be an HTTP error
-        if stage.hook is not None:
-            text, end = self._ask_hook(stage, text, end)
+        if self._hook_factory is not None:
+            text, end = self._ask_hook(self._hook_factory, stage, text, end)
             failed = failed and end is None
         if stage.interval > 1 and not failed and not self._due(stage, tokens, text, entries, end):
             return b""
@@ -252,9 +252,10 @@ class Stream:
         stopped = finish.stop_token and tokens and tokens[-1] in self.spec.stop_token_ids
         return finish.reason, tokens[-1] if stopped else None
 
-    def _ask_hook(self, stage: Stage, text: str, end: End | None) -> tuple[str, End | None]:
-        assert stage.hook is not None
-        match stage.hook(self.record.outputs[stage.index], text):
+    def _ask_hook(self, factory: HookFactory, stage: Stage, text: str, end: End | None) -> tuple[str, End | None]:
+        if self._hook is None:  # made here, where an exception in its constructor fails this request and no other
+            self._hook = factory()
+        match self._hook(self.record.outputs[stage.index], text):
             case Emit():
                 return text, end
             case Replace(str(other)):

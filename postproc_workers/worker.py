@@ -171,7 +171,8 @@ class PostprocWorker:
             self._outbox.setdefault(opened.frontend, [])
             try:
                 self._streams[opened.rid] = self._stream(opened)
-            except Exception as error:  # as broad: a post-processor's arguments, a hook's constructor
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                # A spec that cannot be decoded, or arguments that are not what their post-processor expects.
                 logger.error("request %d refused: %s: %s", opened.rid, type(error).__name__, error)
                 self._refuse(opened, output)
 

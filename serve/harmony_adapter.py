@@ -1,5 +1,4 @@
-"""Harmony (gpt-oss) on token ids: the stream post-processors of its chat choices, and the parser they share with
-responses.
+"""Harmony (gpt-oss) on token ids: the post-processors of its chat choices, and the parser they share with responses.
 
 In a vocabulary that has the marks as special tokens a mark is an id, and the same characters written with ordinary
 tokens are text. So marks are taken from the ids. Text is not: what may be shown is what the record's ``text_diff``
@@ -70,15 +69,22 @@ class TokenQueue:
         self._late: list[int] = []
         self.reasoning_tokens = 0
 
+    def delta(self, token_ids: Sequence[int], text: str) -> Event | None:
+        """The usual step in one go: one id of ordinary text inside a body. None if it is another; then ``read`` it."""
+        machine, detokenizer = self._machine, self._detokenizer
+        if len(token_ids) != 1 or not text or not machine.body or self._queue or self._late:
+            return None
+        strings = detokenizer.strings  # the contract of ``detokenizer.py``: a hit changes no state
+        if not strings or detokenizer.pending or strings[token_ids[0]] != text:
+            return None
+        event = machine.delta(text)
+        if event is not None:
+            self.reasoning_tokens += machine.reasons
+        return event
+
     def read(self, token_ids: Sequence[int], text: str, ended: bool) -> None:
         """One step: its ids, the text the record shows for it, and whether it is the last."""
-        machine, detokenizer = self._machine, self._detokenizer
-        if len(token_ids) == 1 and text and machine.body and not (self._holds or ended or self._queue or self._late):
-            strings = detokenizer.strings  # the contract of ``detokenizer.py``: a hit changes no state
-            if strings and not detokenizer.pending and strings[token_ids[0]] == text:
-                self.reasoning_tokens += machine.reasons
-                machine.text(text)
-                return
+        detokenizer = self._detokenizer
         for token_id in token_ids:  # one by one: whether bytes are pending is asked behind each
             self._push(token_id, detokenizer.decode((token_id,)))
         if ended:
@@ -198,8 +204,13 @@ class HarmonyParser(ChatParser):
 
     def observe(self, record: Record) -> None:
         """Read the record's last step, which must be one of this choice."""
-        output = record.updated
-        if self._tokens is None and self._text is None:
+        output, tokens = record.updated, self._tokens
+        if tokens is not None and output.finish_reason is None:
+            event = tokens.delta(output.token_ids_diff, output.text_diff)
+            if event is not None:
+                self._events.append(event)
+                return
+        if tokens is None and self._text is None:
             self._open(record)
         if self._tokens is not None:
             self._observe_tokens(self._tokens, output)

@@ -1,5 +1,4 @@
-"""The header of a harmony message: what may stand between ``<|start|>`` and ``<|message|>``, and what is no header any
-more.
+"""The header of a harmony message: what may stand between ``<|start|>`` and ``<|message|>``, and what is none any more.
 
 A well-formed header is (openai/harmony, docs/format.md)
 
@@ -88,7 +87,7 @@ class _Words:
         self.at = found.end() if found else self.at
 
     def known(self, words: tuple[str, ...]) -> str:
-        """Take one of ``words``; "" if none comes next, and then ``waits`` if one may. Once it waits, nothing is taken."""
+        """Take one of ``words``; "" if none comes next, and then ``waits`` if one may. Nothing is taken while it waits."""
         for word in () if self.waits else words:
             if self.text.startswith(word, self.at):
                 self.at += len(word)
@@ -147,7 +146,7 @@ def _recipient(words: _Words) -> str:
 
 
 def _type(section: Section, words: _Words, addressed: bool) -> tuple[bool, bool]:
-    """Take a content type: (known, unknown). A word is one where a recipient or a ``<|constrain|>`` stands before it."""
+    """Take a content type: (known, unknown). Any word is one where a recipient or ``<|constrain|>`` precedes it."""
     if words.known(section.types):
         return True, False
     return False, bool((addressed or section is TYPE) and words.run(_WORD))

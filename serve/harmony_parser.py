@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from postproc_workers.stop_strings import Literals, LiteralScanner
-from serve.events import Event, ReasoningDelta
+from serve.events import ContentDelta, Event, ReasoningDelta
 from serve.harmony_header import BETWEEN, CHANNEL, INITIAL, ROLE, TYPE, Header, Section, scan
 from serve.tools.calls import Calls
 
@@ -84,7 +84,7 @@ class HarmonyMachine:
         #: The header: its section, the text since its last mark, and what it has said so far.
         self._section: Section = INITIAL
         self._held = self._channel = self._recipient = ""
-        #: The body: whose it is, for a call its name and whether it has begun, and whether it is all white space so far.
+        #: The body: whose it is, for a call its name and whether it has begun, and whether it is blank so far.
         self._sink, self._name, self._begun, self._blank = _CONTENT, "", False, True
 
     def start_from(self, prompt: str) -> None:
@@ -127,6 +127,13 @@ class HarmonyMachine:
             rest = self._held[header.end :]
             self._open(header)
             self._write(rest)
+
+    def delta(self, text: str) -> Event | None:
+        """What ``text`` adds inside a body, when nothing waits to be taken; None if that takes the long way (``text``)."""
+        if self._sink == _CALL or not self._show_reasoning:
+            return None
+        self._blank = False
+        return ReasoningDelta(text) if self.reasons else ContentDelta(text)
 
     def mark(self, mark: int) -> None:
         """A mark. Every one is legal everywhere."""
@@ -217,15 +224,17 @@ class HarmonyMachine:
         return short if name not in self.calls.tools and short in self.calls.tools else name
 
     def _write(self, text: str) -> None:
-        if self._sink == _REASONING:
-            self._reason(text)
-        elif self._sink == _CONTENT:
-            self._content(text)
-        else:
+        if self._sink == _CALL:
             if not self._begun:
                 self._begin()
             self.calls.arguments(text)
-        self._blank = self._blank and text.isspace()
+            self._blank = self._blank and text.isspace()
+            return
+        self._blank = self._blank and not text
+        if self._sink == _REASONING:
+            self._reason(text)
+        else:
+            self._content(text)
 
     def _begin(self) -> None:
         self._think()

@@ -59,7 +59,10 @@ class ReasoningFormat:
     def parser(self, prompt_tail: str = "") -> ReasoningParser | TaggedContent:
         """A parser for one choice. prompt_tail: the end of the rendered prompt, "" if it is not known."""
         stage = self.initial_stage(prompt_tail)
-        return TaggedContent(self, stage) if self.keeps_tags else ReasoningParser(self, stage)
+        if self.keeps_tags:
+            return TaggedContent(self, stage)
+        behind = prompt_tail[_end_of_last(self.opens, prompt_tail) :]
+        return ReasoningParser(self, stage, label_due=stage is Stage.INSIDE and not behind.strip())
 
     def initial_stage(self, prompt_tail: str) -> Stage:
         """Where a stream starts: the last marker of the prompt decides, unless a turn begins or ends behind it."""
@@ -93,7 +96,7 @@ class ReasoningParser:
     marker; its end is None while the block is open, and the whole is None while there is none.
     """
 
-    def __init__(self, format: ReasoningFormat, stage: Stage) -> None:
+    def __init__(self, format: ReasoningFormat, stage: Stage, *, label_due: bool = False) -> None:
         self._format, self.stage = format, stage
         self.span: tuple[int, int | None] | None = (0, None) if stage is Stage.INSIDE else None
         self._events: list[Event] = []
@@ -106,7 +109,7 @@ class ReasoningParser:
         #: Whether an opening marker would be the first thing inside.
         self._may_open = stage is Stage.INSIDE
         #: What is left of a label that may come next.
-        self._label = ""
+        self._label = format.label if label_due else ""
         #: What this stage looks for, while nothing waits: text without it passes as it is.
         self._plain: Literals | None = None
         self._enter(stage)
@@ -210,7 +213,7 @@ class ReasoningParser:
         """``text`` without the label; what may be its beginning waits in front of what is held."""
         text = "".join(self._held) + text
         self._held = []
-        if self._label.startswith(text):
+        if text != self._label and self._label.startswith(text):
             self._held = [text]
             return ""
         label, self._label = self._label, ""

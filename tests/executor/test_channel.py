@@ -75,9 +75,10 @@ def test_a_full_queue_refuses_instead_of_blocking(context: zmq.Context[zmq.Socke
 
 
 def test_a_taken_address(context: zmq.Context[zmq.Socket[bytes]], private: Path) -> None:
-    bind_pull(context, "inproc://taken")
+    first = bind_pull(context, "inproc://taken")
     with pytest.raises(zmq.ZMQError):
         bind_pull(context, "inproc://taken")
+    first.close()
 
 
 def test_a_sender_may_come_before_the_receiver(context: zmq.Context[zmq.Socket[bytes]], private: Path) -> None:

@@ -248,8 +248,9 @@ def test_a_parked_request_keeps_what_its_client_has() -> None:
     steps = taken(dispatcher)[1]
     assert steps.opens == [Open(1, 1, 0, b"spec1", [(1, False), (1, True)])]
     rows = [(index, list(ids), finish) for _, index, ids, finish, _ in steps.rows()]
-    assert [(index, ids) for index, ids, _ in rows] == [(0, [5, 6]), (1, [7])]
-    assert rows[0][2] is None and rows[1][2] is not None and rows[1][2].stop_token
+    # What its client has the end of comes first: the end of the response comes with the last output, and not in silence.
+    assert [(index, ids) for index, ids, _ in rows] == [(1, [7]), (0, [5, 6])]
+    assert rows[1][2] is None and rows[0][2] is not None and rows[0][2].stop_token
 
 
 def test_a_long_history_is_cut_into_rows_that_the_wire_can_count() -> None:

@@ -180,6 +180,15 @@ def test_a_repeated_invalid_byte_is_one_replacement_each() -> None:
         assert len("".join(texts)) >= 197
 
 
+@pytest.mark.parametrize("name", [name for name in KINDS if spelled(tokenizer(name), b"a")])
+@pytest.mark.parametrize("text", ["世界人工智能" * 4, "é😀한a" * 6, "\u200d👨" * 8])
+def test_a_long_run_of_bytes_is_never_cut_inside_a_character(name: str, text: str) -> None:
+    for before in range(4):
+        ids = [*[id_of(name, "a")] * before, *spelled(tokenizer(name), text.encode())]
+        whole = tokenizer(name).decode(ids)
+        assert run(vocabulary(name).detokenizer(), [[token_id] for token_id in ids]) == whole
+
+
 def test_what_was_sent_is_not_sent_again_when_a_decode_contradicts_itself() -> None:
     name = "fallback_metaspace"  # on the window path an invalid byte changes the whole run, as sent already
     character, invalid = spelled(tokenizer(name), "世".encode()), spelled(tokenizer(name), b"\xff")

@@ -24,7 +24,8 @@ from tokenizers import pre_tokenizers
 
 from tests.recordings.build_tokenizers import byte_level
 
-ROOT = Path(__file__).resolve().parents[2]
+#: The command as users have it.
+TAILRACE = Path(sys.executable).with_name("tailrace")
 
 #: Rendered, a conversation is its messages' texts one after another.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -75,9 +76,8 @@ class Server:
         self._lines: queue.Queue[str | None] = queue.Queue()
         (self.directory / "tmp").mkdir()
         self._tmp = str(self.directory / "tmp")
-        command = [sys.executable, "-m", "serve.cli", "serve", "--port", "0", *arguments]
+        command = [str(TAILRACE), "serve", "--port", "0", *arguments]
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": self._tmp, **environment}
-        env.setdefault("PYTHONPATH", str(ROOT))
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 command, env=env, cwd=cwd or self.directory, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL,

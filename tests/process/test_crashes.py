@@ -58,11 +58,13 @@ def assert_undisturbed(tokenizer: Path, requests: list[tuple[str, dict[str, Any]
 
 def replaced(server: Server, workers: int, restarts: int) -> None:
     """Until the pool is whole again, with that many restarts in all."""
+    wanted = {"status": "ok", "workers": workers, "worker_restarts": restarts, "open_requests": 0}
+    until(lambda: server.health() == wanted, f"{wanted}; its log:\n{server.log}", 30)
 
-    try:
-        until(lambda: server.health() == {**server.health(), "status": "ok", "workers": workers, "worker_restarts": restarts}, "", 30)
-    except AssertionError:
-        raise AssertionError(f"{server.health()} instead of {workers} workers after {restarts} restarts\n{server.log}") from None
+
+def resumed(server: Server) -> float:
+    """Requests that had to be opened again so far."""
+    return server.total("tailrace_executor_resumed_requests_total")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -71,7 +73,7 @@ def test_clients_of_a_killed_worker_notice_nothing(
     replay_server: Callable[[int], Server], tokenizer: Path, workers: int, killed: str
 ) -> None:
     server = replay_server(workers)
-    restarts, before = server.health()["worker_restarts"], server.workers()
+    restarts, before, again = server.health()["worker_restarts"], server.workers(), resumed(server)
     victims = before if killed == "all" else before[-1:]
 
     async def play() -> list[Response]:
@@ -83,6 +85,7 @@ def test_clients_of_a_killed_worker_notice_nothing(
 
     assert_undisturbed(tokenizer, REQUESTS, asyncio.run(play()))
     replaced(server, workers, restarts + len(victims))
+    until(lambda: resumed(server) > again, "resumed requests in the metrics")
     assert len(server.workers()) == workers and not set(victims) & set(server.workers())
     assert asyncio.run(fetch(server.url, *chat("hard"))).status == 200
 
@@ -137,22 +140,31 @@ def test_health_while_the_only_worker_is_gone(replay_server: Callable[[int], Ser
     assert "its requests go on elsewhere" in server.log
 
 
+ENDLESS = [
+    chat("endless", stream=True),
+    chat("endless", stream=True, n=2, logprobs=True, stop=["STOP and END"]),
+    completion(["endless", "other"], stream=True, max_tokens=900_000),
+    chat("endless", n=2),
+    completion("endless", logprobs=1, max_tokens=900_000),
+]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_an_executor_every_client_is_told_and_the_server_ends(tokenizer: Path, workers: int) -> None:
     with launch(*replay_arguments(tokenizer, workers, **CONFIG)) as server:
-        server.wait_until_ready()
+        executor = server.wait_until_ready().executor()
 
         async def play() -> list[Response]:
-            exchanges = await begin_all(server, REQUESTS)
-            await in_the_middle(exchanges, REQUESTS)
-            os.kill(server.executor(), signal.SIGKILL)
+            exchanges = await begin_all(server, ENDLESS)
+            await in_the_middle(exchanges, ENDLESS)
+            os.kill(executor, signal.SIGKILL)
             return await rest_of(exchanges)
 
         responses = asyncio.run(play())
         assert server.wait(10) == 1
         server.assert_clean()
         assert "tailrace serve: the executor ended with exit code -9" in server.log
-        for (_, body), response in zip(REQUESTS, responses):
+        for (_, body), response in zip(ENDLESS, responses):
             assert response.complete
             if body.get("stream"):
                 error = events(response.body)[-1]["error"]
