@@ -1,0 +1,1 @@
+"""From a request to token ids: the engine and the process around it."""

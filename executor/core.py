@@ -8,8 +8,8 @@ from typing import Any
 
 from executor.dispatcher import Dispatcher
 from executor.engines.base import Engine, EngineInfo, UnsupportedError
+from executor.messages import Abort, Cancel, Message, Release, StepRecords, WorkerJoined, WorkerLost
 from executor.request import GenerationRequest
-from executor.wire import Abort, Cancel, Message, Release, StepRecords, WorkerJoined, WorkerLost
 
 logger = logging.getLogger("tailrace.executor")
 

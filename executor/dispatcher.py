@@ -14,8 +14,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from executor.engines.base import StepRow, TokenLogprob
+from executor.messages import MAX_COUNT, Open, StepRecords, WorkerLost
 from executor.request import GenerationRequest
-from executor.wire import MAX_COUNT, Open, StepRecords, WorkerLost
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ from executor.channel import STEPS_HWM, AddressError, bind_pull, connect_push, d
 from executor.child import Child, run_child
 from executor.core import ExecutorCore
 from executor.engines import engine_factory
-from executor.wire import Status, StepRecords, WireError, WorkerJoined, WorkerLost, decode, encode
+from executor.messages import Status, StepRecords, WireError, WorkerJoined, WorkerLost
+from executor.wire import decode, encode
 
 logger = logging.getLogger("tailrace.executor")
 

@@ -17,9 +17,7 @@ from typing import Any, Protocol
 import zmq
 
 from executor.channel import bind_pull, connect_push, drain
-from executor.request import GenerationRequest
-from executor.result import AbortedError, GenerationResult, OutputDelta, ResultError
-from executor.wire import (
+from executor.messages import (
     FAILED,
     OUTPUT_END,
     REQUEST_END,
@@ -31,10 +29,10 @@ from executor.wire import (
     WireError,
     WorkerJoined,
     WorkerLost,
-    decode,
-    decode_deltas,
-    encode,
 )
+from executor.request import GenerationRequest
+from executor.result import AbortedError, GenerationResult, OutputDelta, ResultError
+from executor.wire import decode, decode_deltas, encode
 
 logger = logging.getLogger("tailrace.proxy")
 
@@ -197,7 +195,9 @@ class GenerationExecutor:
         """
         self._lost.add(worker)
         self.worker_stats.pop(worker, None)
-        self._send(WorkerLost(worker, {r: list(p.delivered) for r, p in self._pending.items() if p.worker in self._lost}))
+        self._send(
+            WorkerLost(worker, {r: list(p.delivered) for r, p in self._pending.items() if p.worker in self._lost})
+        )
 
     def fail_all(self, message: str) -> None:
         """End every open request with an error."""

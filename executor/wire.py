@@ -29,105 +29,36 @@ import itertools
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgpack
 
-from executor.engines.base import StepRow, TokenLogprob
+from executor.engines.base import TokenLogprob
+from executor.messages import (
+    FINISH_REASONS,
+    MAX_OUTPUTS,
+    Abort,
+    Cancel,
+    Emissions,
+    Finish,
+    Message,
+    Open,
+    Release,
+    Status,
+    StepRecords,
+    WireError,
+    WorkerJoined,
+    WorkerLost,
+    cut,
+)
 from executor.request import GenerationRequest, SamplingParams
 from executor.result import Logprob, OutputDelta
 
+#: Bytes; a larger frame is refused by the socket already (ZMQ_MAXMSGSIZE).
 MAX_FRAME = 256 << 20
-"""Bytes; a larger frame is refused by the socket already (ZMQ_MAXMSGSIZE)."""
-
-MAX_COUNT = 0xFFFF
-"""Tokens in one row at most (column ``count`` is u2); a longer history travels as several rows."""
-
-MAX_OUTPUTS = 1 << 16
-"""Outputs of one request at most (column ``index`` is u2)."""
-
-MAX_ITEMS = 1 << 20
-"""Entries of one array at most: a worker's requests when it is lost, a request's prompts or outputs."""
-
-FINISH_REASONS = frozenset(("stop", "length", "abort", "error"))
-
-
-class WireError(ValueError):
-    """A frame that does not hold what its kind promises; the message names the field."""
-
-
-# ------------------------------------------------------------------------------------------------------ messages
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """A front end no longer wants a request."""
-
-    rid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """A client has all of a request's bytes; its history may go."""
-
-    rid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """A worker ended outputs by itself (stop string, hook, failure): (rid, index) pairs, index -1 for all outputs."""
-
-    outputs: Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerJoined:
-    """A worker listens at ``address``."""
-
-    worker: int
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
-    """A worker is gone. ``delivered``: rid -> per output (tokens whose bytes the client has, whether it has the end)."""
-
-    worker: int
-    delivered: Mapping[int, Sequence[tuple[int, bool]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """First word about a request to a worker. ``delivered`` as in WorkerLost, empty for a new request; rows that repeat
-    what the client has are folded silently. ``epoch`` grows by one with every resume."""
-
-    rid: int
-    epoch: int
-    frontend: int
-    spec: bytes
-    delivered: Sequence[tuple[int, bool]] = ()
-
-
-class Finish(NamedTuple):
-    """The end of an output, as the engine gave it: see ``StepRow``."""
-
-    reason: str
-    stop_token: bool = False
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What the executor says of itself, for /metrics and /health: plain numbers by name."""
-
-    values: Mapping[str, Any]
-
-
-Row = tuple[int, int, Sequence[int], Finish | None, Sequence[TokenLogprob] | None]
-"""(rid, index, token ids, finish, logprobs)"""
-
+#: Entries of one array, keys of one map, arrays and maps of one frame. The first is what the largest request needs, or a
+#: worker with very many of them when it is lost.
+MAX_ITEMS, MAX_NAMES, MAX_CONTAINERS = 1 << 20, 1 << 10, 1 << 19
 
 # ------------------------------------------------------------------------------------------------------ columns
 
@@ -162,149 +93,6 @@ def _pack_unusual(frame: dict[str, Any], name: str, code: str, values: Sequence[
 
 def _unpack_unusual(fields: Mapping[str, Any], name: str, code: str, rows: int, usual: int) -> list[int]:
     return _unpack(fields, name, code) if name in fields else [usual] * rows
-
-
-class StepRecords:
-    """One engine step, or several merged, for one worker: columns, sparse finishes, and logprobs where asked for.
-
-    rids, indexes, counts: one value a row. tokens: the rows' ids one after another, ``sum(counts)`` of them.
-    finishes: row number -> Finish. logprobs: row number -> one TokenLogprob per id of that row.
-    stamp: CLOCK_MONOTONIC nanoseconds at which the executor shipped the step.
-    Lengths are checked when it is built (WireError); ``rows`` is the one place that gives rows out.
-    """
-
-    __slots__ = ("opens", "rids", "indexes", "counts", "tokens", "finishes", "logprobs", "stamp")
-
-    def __init__(
-        self,
-        rids: list[int],
-        indexes: list[int],
-        counts: list[int],
-        tokens: list[int],
-        finishes: Mapping[int, Finish] | None = None,
-        logprobs: Mapping[int, Sequence[TokenLogprob]] | None = None,
-        opens: Sequence[Open] = (),
-        stamp: int = 0,
-    ) -> None:
-        self.rids, self.indexes, self.counts, self.tokens = rids, indexes, counts, tokens
-        self.finishes, self.logprobs = finishes or {}, logprobs or {}
-        self.opens, self.stamp = opens, stamp
-        self._check()
-
-    @classmethod
-    def build(cls, rows: Sequence[StepRow], opens: Sequence[Open] = (), stamp: int = 0) -> StepRecords:
-        """Columns of an engine's rows."""
-        tokens: list[int] = []
-        for row in rows:
-            tokens += row.token_ids
-        return cls(
-            [row.rid for row in rows],
-            [row.index for row in rows],
-            [len(row.token_ids) for row in rows],
-            tokens,
-            {i: Finish(r.finish_reason, r.stop_token, r.message) for i, r in enumerate(rows) if r.finish_reason},
-            {i: r.logprobs for i, r in enumerate(rows) if r.logprobs is not None},
-            opens,
-            stamp,
-        )
-
-    def _check(self) -> None:
-        n = len(self.rids)
-        if len(self.indexes) != n or len(self.counts) != n:
-            raise WireError(f"index, count: {len(self.indexes)} and {len(self.counts)} values for {n} rows")
-        if sum(self.counts) != len(self.tokens):
-            raise WireError(f"token: {len(self.tokens)} ids, but count adds up to {sum(self.counts)}")
-        for i in self.finishes:
-            if not 0 <= i < n:
-                raise WireError(f"finish: row {i} of {n}")
-        for i, entries in self.logprobs.items():
-            if not 0 <= i < n or len(entries) != self.counts[i]:
-                raise WireError(f"logprobs: row {i} does not have one entry per token")
-
-    def rows(self) -> Iterator[Row]:
-        """All rows in order. In the usual step (one token a row) every value comes out of a C iterator."""
-        n = len(self.rids)
-        finishes = map(self.finishes.get, range(n)) if self.finishes else repeat(None)
-        logprobs = map(self.logprobs.get, range(n)) if self.logprobs else repeat(None)
-        single = len(self.tokens) == n and (not n or min(self.counts) == 1)
-        tokens: Iterable[Sequence[int]] = zip(self.tokens) if single else self._token_slices()
-        return zip(self.rids, self.indexes, tokens, finishes, logprobs)
-
-    def _token_slices(self) -> Iterator[Sequence[int]]:
-        start = 0
-        for count in self.counts:
-            yield self.tokens[start : start + count]
-            start += count
-
-
-#: Emission flags. OUTPUT_END: the output's last bytes; REQUEST_END: the request's; FAILED: with REQUEST_END, an error;
-#: BODY: the bytes are a whole JSON document, not part of an event stream.
-OUTPUT_END, REQUEST_END, FAILED, BODY = 1, 2, 4, 8
-
-
-EmissionRow = tuple[int, int, int, int, int, bytes]
-"""(rid, epoch, index, count, flags, bytes)"""
-
-
-class Emissions:
-    """What a worker made of one or more steps for one front end: a row per output that has something to say.
-
-    counts: how many tokens of the output, from its start, the client has been told of once it has the row's bytes; a
-    resume starts there. payload: all rows' bytes, cut by ``sizes``.
-    stats: a worker's counters, now and then, else None. Lengths are checked when built (WireError).
-    """
-
-    __slots__ = ("worker", "rids", "epochs", "indexes", "counts", "flags", "sizes", "payload", "stats")
-
-    def __init__(
-        self,
-        worker: int,
-        rids: Sequence[int],
-        epochs: Sequence[int],
-        indexes: Sequence[int],
-        counts: Sequence[int],
-        flags: Sequence[int],
-        sizes: Sequence[int],
-        payload: bytes,
-        stats: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.worker, self.rids, self.epochs, self.indexes = worker, rids, epochs, indexes
-        self.counts, self.flags, self.sizes, self.payload, self.stats = counts, flags, sizes, payload, stats
-        n = len(rids)
-        if not (len(epochs) == len(indexes) == len(counts) == len(flags) == len(sizes) == n):
-            raise WireError("emissions: columns of different lengths")
-        if sum(sizes) != len(payload):
-            raise WireError(f"size: adds up to {sum(sizes)}, but the payload has {len(payload)} bytes")
-
-    @classmethod
-    def build(cls, worker: int, rows: Sequence[EmissionRow], stats: Mapping[str, Any] | None = None) -> Emissions:
-        """Columns of (rid, epoch, index, count, flags, bytes) rows."""
-        if not rows:
-            return cls(worker, (), (), (), (), (), (), b"", stats)
-        # Transposing once in C is cheaper than appending to six lists per row, and columns made so agree with each other.
-        made = cls.__new__(cls)
-        made.rids, made.epochs, made.indexes, made.counts, made.flags, payloads = zip(*rows)
-        made.sizes, made.payload = list(map(len, payloads)), b"".join(payloads)
-        made.worker, made.stats = worker, stats
-        return made
-
-    def rows(self) -> Iterator[EmissionRow]:
-        """(rid, epoch, index, count, flags, bytes) of every row, in order."""
-        return zip(self.rids, self.epochs, self.indexes, self.counts, self.flags, self._cut())
-
-    def _cut(self) -> Iterator[bytes]:
-        start, payload = 0, self.payload
-        for size in self.sizes:
-            yield payload[start : start + size]
-            start += size
-
-
-Message = (
-    GenerationRequest | Abort | Release | Cancel | WorkerJoined | WorkerLost | StepRecords | Emissions | Status
-)
-
-
-# ------------------------------------------------------------------------------------------------------ field checks
 
 
 def _int(fields: Mapping[str, Any], name: str, low: int = 0, high: int = 2**63 - 1) -> int:
@@ -363,7 +151,7 @@ def _encode_submit(m: GenerationRequest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_NUMBERS = {
+_NUMBERS: dict[str, type[Any]] = {
     "max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "min_p": float, "seed": int,
     "ignore_eos": bool, "min_tokens": int, "presence_penalty": float, "frequency_penalty": float,
     "repetition_penalty": float, "logprobs": int,
@@ -379,12 +167,10 @@ def _decode_sampling(fields: Mapping[Any, Any]) -> SamplingParams:
             values[name] = dict(_pairs(value, name, int, float))
         elif (kind := _NUMBERS.get(name)) is None:
             raise WireError(f"sampling: unknown field {str(name)[:40]!r}")
-        elif kind is float and type(value) in (int, float):
-            values[name] = float(value)
-        elif type(value) is kind:
-            values[name] = value
-        else:
+        elif type(value) is not kind and not (kind is float and type(value) is int):
             raise WireError(f"sampling.{name}: {kind.__name__} is needed")
+        else:
+            values[name] = kind(value)
     return SamplingParams(**values)
 
 
@@ -443,11 +229,8 @@ def _decode_logprobs(f: Mapping[str, Any]) -> dict[int, list[TokenLogprob]]:
         raise WireError("logprobs: columns of different lengths")
     if len(ids) != len(alts) or len(set(rows)) != len(rows):
         raise WireError("logprobs: alternatives of different lengths, or a row twice")
-    pairs, entries = iter(zip(ids, alts)), []
-    for value, k in zip(values, ks):
-        entries.append(TokenLogprob(value, tuple(next(pairs) for _ in range(k)) if k else ()))
-    cut = iter(entries)
-    return {row: [next(cut) for _ in range(size)] for row, size in zip(rows, sizes)}
+    tops = cut(tuple(zip(ids, alts)), ks)
+    return dict(zip(rows, cut([TokenLogprob(value, top) for value, top in zip(values, tops)], sizes)))
 
 
 def _decode_finishes(value: Any) -> dict[int, Finish]:
@@ -455,10 +238,9 @@ def _decode_finishes(value: Any) -> dict[int, Finish]:
         raise WireError("finish: a list is needed")
     finishes: dict[int, Finish] = {}
     for item in value:
-        if not isinstance(item, list) or [type(v) for v in item] != [int, str, bool, str]:
-            raise WireError("finish: [row, reason, stop_token, message] is needed")
-        if item[1] not in FINISH_REASONS or item[0] in finishes:
-            raise WireError(f"finish: unknown reason {item[1][:40]!r}, or row {item[0]} twice")
+        typed = isinstance(item, list) and [type(v) for v in item] == [int, str, bool, str]
+        if not typed or item[1] not in FINISH_REASONS or item[0] in finishes:
+            raise WireError("finish: [row, known reason, stop_token, message] is needed, and no row twice")
         finishes[item[0]] = Finish(*item[1:])
     return finishes
 
@@ -542,22 +324,13 @@ def encode(message: Message) -> bytes:
     return frame
 
 
-_SMALL_FRAME = 1 << 18
-"""Bytes up to which a frame of nothing but containers costs some 40 ms and 20 MB: not worth counting them."""
-
-_MAX_CONTAINERS = 1 << 19
-MAX_NAMES = 1 << 10
-"""Keys of one map at most."""
-
-
 def _budget() -> dict[str, Callable[[Any], Any]]:
-    """Hooks that only count. An empty list is one byte on the wire and 64 in memory, so 16 MB of them would take a process
-    20 seconds and 1.2 GB; what is large and legitimate is made of columns, specs and prompts, which are bytes."""
-    left = itertools.count(-_MAX_CONTAINERS)
+    """Hooks that only count. An empty list is one byte on the wire and 64 in memory: 16 MB of them took 20 s and 1.2 GB."""
+    left = itertools.count(-MAX_CONTAINERS)
 
     def counted(container: Any) -> Any:
         if next(left) >= 0:
-            raise ValueError(f"more than {_MAX_CONTAINERS} containers")
+            raise ValueError(f"more than {MAX_CONTAINERS} arrays and maps")
         return container
 
     return {"list_hook": counted, "object_hook": counted}
@@ -568,7 +341,7 @@ def decode(frame: bytes) -> Message:
     if len(frame) > MAX_FRAME:
         raise WireError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME}")
     try:
-        hooks = _budget() if len(frame) > _SMALL_FRAME else {}
+        hooks = _budget() if len(frame) > MAX_CONTAINERS else {}
         fields = msgpack.unpackb(frame, max_array_len=MAX_ITEMS, max_map_len=MAX_NAMES, **hooks)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError) as error:
         raise WireError(f"not MessagePack: {error}") from None
@@ -588,14 +361,12 @@ def encode_delta(delta: OutputDelta) -> bytes:
     """One step of one output for a handle. Payloads joined on the way still read as their steps."""
     logprobs = [[p.token_id, p.logprob, [list(pair) for pair in p.top], p.piece] for p in delta.logprobs]
     fields = [delta.index, list(delta.token_ids), delta.text, logprobs, delta.finish_reason, delta.stop_reason]
-    payload: bytes = msgpack.packb(fields)
-    return payload
+    return bytes(msgpack.packb(fields))
 
 
 def encode_failure(message: str) -> bytes:
     """The end of a failed request for a handle."""
-    payload: bytes = msgpack.packb(message)
-    return payload
+    return bytes(msgpack.packb(message))
 
 
 def decode_deltas(payload: bytes) -> Iterator[OutputDelta | str]:
@@ -613,15 +384,12 @@ def decode_deltas(payload: bytes) -> Iterator[OutputDelta | str]:
 
 
 def _delta(item: Any) -> OutputDelta:
-    if not isinstance(item, list) or len(item) != 6:
-        raise WireError("delta: a list of six values or a message is needed")
+    if not isinstance(item, list) or [type(v) for v in item[:4]] != [int, list, str, list] or len(item) != 6:
+        raise WireError("delta: [index, ids, text, logprobs, finish_reason, stop_reason] or a message is needed")
     index, ids, text, logprobs, finish_reason, stop_reason = item
-    if type(index) is not int or not 0 <= index < MAX_OUTPUTS or not isinstance(text, str):
-        raise WireError("delta: index and text are needed")
-    if not isinstance(finish_reason, str | None) or not isinstance(stop_reason, str | int | None):
-        raise WireError("delta: finish_reason is a string or nil, stop_reason an integer too")
-    if not isinstance(logprobs, list):
-        raise WireError("delta: a list of log-probabilities is needed")
+    known = isinstance(finish_reason, str | None) and isinstance(stop_reason, str | int | None)
+    if not known or not 0 <= index < MAX_OUTPUTS:
+        raise WireError("delta: index, finish_reason or stop_reason is none")
     return OutputDelta(index, _ids(ids, "delta"), text, [_logprob(e) for e in logprobs], finish_reason, stop_reason)
 
 

@@ -1,0 +1,1 @@
+"""From token ids to the bytes of a response: detokenizing, stop strings, post-processors, worker processes."""

@@ -11,8 +11,8 @@ from typing import Any
 import zmq
 
 from executor.channel import STEPS_HWM, bind_pull, drain
+from executor.messages import Cancel
 from executor.proxy import GenerationExecutor
-from executor.wire import Cancel
 from postproc_workers.shell import STATS_INTERVAL, WorkerShell
 
 

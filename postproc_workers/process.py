@@ -14,7 +14,8 @@ import zmq
 
 from executor.channel import STEPS_HWM, bind_pull, connect_push, drain, try_send
 from executor.child import Child, run_child
-from executor.wire import Cancel, encode
+from executor.messages import Cancel
+from executor.wire import encode
 from postproc_workers.shell import STATS_INTERVAL, WorkerShell
 from postproc_workers.worker import WorkerOutput
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.engines.base import StepRow, TokenLogprob
-from executor.wire import Open, StepRecords
+from executor.messages import Open, StepRecords
 from postproc_workers.post_processor import load_object, load_post_processors
 from postproc_workers.spec import StreamSpec
 from postproc_workers.vocabulary import Vocabulary
@@ -116,7 +116,9 @@ def _logprobs(entry: Mapping[str, Any], count: int) -> list[TokenLogprob] | None
     try:
         return [TokenLogprob(float(item["logprob"]), [(i, float(v)) for i, v in item.get("top", ())]) for item in items]
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise RecordingError('outputs.logprobs: entries are {"logprob": float, "top": [[token_id, logprob], ...]}') from None
+        raise RecordingError(
+            "outputs.logprobs: entries are objects with logprob and top, [[id, logprob], ...]"
+        ) from None
 
 
 def _vocabulary(recording: Mapping[str, Any], base_dir: Path | str) -> Vocabulary:

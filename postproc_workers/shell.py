@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from executor.messages import Emissions, StepRecords, WireError
 from executor.request import PostprocWorkerConfig
-from executor.wire import Emissions, StepRecords, WireError, decode
+from executor.wire import decode
 from postproc_workers.hook import load_hook
 from postproc_workers.post_processor import load_post_processors
 from postproc_workers.vocabulary import Vocabulary

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from executor.engines.base import TokenLogprob
+from executor.messages import BODY, FAILED, OUTPUT_END, REQUEST_END, Finish, Open
 from executor.result import CompletionOutput, DetokenizedGenerationResultBase, Logprob
-from executor.wire import BODY, FAILED, OUTPUT_END, REQUEST_END, Finish, Open
 from postproc_workers.detokenizer import check_ids
 from postproc_workers.hook import Emit, HookError, HookFactory, PostProcessorHook, Replace, Suppress, Terminate
 from postproc_workers.post_processor import PostProcessor
@@ -118,7 +118,9 @@ class Stream:
         self._logprobs = spec.logprobs is not None
         stops = StopStrings(spec.stop, include=spec.include_stop) if spec.stop else None
         interval = stream_interval if post_processor.streams else 1
-        self.stages = [Stage(out, spec, vocabulary, stops, hook_factory is not None, interval) for out in self.record.outputs]
+        self.stages = [
+            Stage(out, spec, vocabulary, stops, hook_factory is not None, interval) for out in self.record.outputs
+        ]
         for stage, (count, ended) in zip(self.stages, opened.delivered):
             stage.silent, stage.silent_end = count, ended
             stage.plain = stage.plain and not count and not ended
@@ -213,7 +215,11 @@ class Stream:
         visible = self._visible(tokens, finish)
         if stage.matcher is None and not self._logprobs:
             text = stage.decode(visible) if visible else ""
-            return (text + stage.flush(), tokens, (), self._engine_end(finish, tokens)) if finish else (text, tokens, (), None)
+            return (
+                (text + stage.flush(), tokens, (), self._engine_end(finish, tokens))
+                if finish
+                else (text, tokens, (), None)
+            )
         pieces = stage.pieces(visible)
         if finish is not None and (tail := stage.flush()):
             # The tail belongs to the row's last id. Were it given to the last visible one, a stop string or an offset in the
@@ -265,7 +271,9 @@ class Stream:
             case Terminate(str(last), str(reason)) if reason:
                 return last, (reason, None)
             case answer:
-                raise HookError(f"the hook answered {answer!r:.80}, not Emit, Replace, Suppress or Terminate with strings")
+                raise HookError(
+                    f"the hook answered {answer!r:.80}, not Emit, Replace, Suppress or Terminate with strings"
+                )
 
     def _end(self, stage: Stage, end: End, finish: Finish | None) -> None:
         if finish is None:  # ended here, the engine does not know yet
@@ -294,9 +302,7 @@ class Stream:
             return b""
         return self._advance(stage, tokens[split:], finish, logprobs[split:] if logprobs else logprobs)
 
-    def _due(
-        self, stage: Stage, tokens: Sequence[int], text: str, entries: Sequence[Logprob], end: End | None
-    ) -> bool:
+    def _due(self, stage: Stage, tokens: Sequence[int], text: str, entries: Sequence[Logprob], end: End | None) -> bool:
         """Whether a chunk goes out now; if not, the row is held. The first token and the end always go at once."""
         if end is not None or not self.record.outputs[stage.index].token_ids:
             return True
@@ -325,7 +331,11 @@ class Stream:
     def _recorded_output(self, stage: Stage) -> dict[str, object]:
         ids, finish = stage.raw_ids or [], stage.raw_finish
         # An output that a stop string or a hook ended has no engine finish; a replay stops it at the same place.
-        entry: dict[str, object] = {"index": stage.index, "token_ids": ids, "finish_reason": finish.reason if finish else "stop"}
+        entry: dict[str, object] = {
+            "index": stage.index,
+            "token_ids": ids,
+            "finish_reason": finish.reason if finish else "stop",
+        }
         if finish is not None and finish.stop_token and ids:
             entry["stop_token_id"] = ids[-1]
         if stage.raw_logprobs:
@@ -351,9 +361,7 @@ def _cut(pieces: Sequence[str], end: int) -> int:
     return len(pieces)
 
 
-def _entries(
-    tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None, pieces: Sequence[str]
-) -> list[Logprob]:
+def _entries(tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None, pieces: Sequence[str]) -> list[Logprob]:
     """Logprobs of a row's tokens; a hidden stop token has no piece."""
     if logprobs is None:
         return []

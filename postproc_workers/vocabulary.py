@@ -280,16 +280,27 @@ def _transformers_decode(tokenizer: Any) -> _Decode:
     return _guarded(decode)
 
 
+class _PanicsAsErrors:
+    """A panic is no Exception, so it would end the process of all requests, and its class cannot be imported: it is known
+    by its module's name only."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None and kind.__module__ == "pyo3_runtime":
+            raise DecodeError(f"the tokenizer cannot decode these ids: {error}") from error
+
+
+_PANICS = _PanicsAsErrors()
+
+
 def _guarded(decode: _Decode) -> _Decode:
     """`decode`, with a panic of the Rust library (some decoders index out of bounds) as a DecodeError."""
 
     def guarded(ids: list[int], skip: bool, spaces: bool) -> str:
-        try:
+        with _PANICS:
             return decode(ids, skip, spaces)
-        except BaseException as error:  # a panic is no Exception, and would end the process of all requests
-            if type(error).__module__ != "pyo3_runtime":
-                raise
-            raise DecodeError(f"the tokenizer cannot decode these ids: {error}") from error
 
     return guarded
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor.engines.base import TokenLogprob
-from executor.wire import BODY, FAILED, REQUEST_END, EmissionRow, Emissions, Finish, Open, Row, StepRecords
+from executor.messages import BODY, FAILED, REQUEST_END, EmissionRow, Emissions, Finish, Open, Row, StepRecords
 from postproc_workers.hook import HookFactory
 from postproc_workers.post_processor import PostProcessor
 from postproc_workers.spec import SpecError, StreamSpec

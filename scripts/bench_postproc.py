@@ -27,8 +27,9 @@ import orjson
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from executor.engines.base import StepRow, TokenLogprob
+from executor.messages import Open, StepRecords
 from executor.models import resolve_model
-from executor.wire import Open, StepRecords, decode, encode
+from executor.wire import decode, encode
 from postproc_workers.spec import StreamSpec
 from postproc_workers.vocabulary import Vocabulary
 from postproc_workers.worker import PostprocWorker

@@ -1,0 +1,1 @@
+"""HTTP in, bytes out, and the life of the other processes."""

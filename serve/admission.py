@@ -378,6 +378,8 @@ def _recording(
         "reasoning_parser": facts.reasoning_parser,
     }
     recording = {"name": minted.response_id, "endpoint": endpoint, "request": body, "server": server}
+    # Beyond the format's keys: with them a replay gives the client's bytes to the letter.
+    recording["minted"] = {"id": minted.response_id, "created": minted.created, "model": request.model or facts.model}
     return recording | {"prompt": prompt} if prompt else recording
 
 

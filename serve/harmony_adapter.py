@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from executor.result import CompletionOutput, DetokenizedGenerationResultBase
 from postproc_workers.detokenizer import REPLACEMENT
@@ -49,6 +49,14 @@ def harmony_spec(spec: StreamSpec, reasoning_parser: str | None, tool_parser: st
     return replace(spec, post_processor=name, args=args, skip_special_tokens=True)
 
 
+class _Mark(NamedTuple):
+    """A mark in the queue. text: what of it is in the record's text: "", or all of it in a vocabulary that has the marks
+    as ordinary tokens."""
+
+    kind: int
+    text: str = ""
+
+
 class TokenQueue:
     """Ids of one output -> marks and text for the machine, as far as the record's text goes.
 
@@ -62,17 +70,17 @@ class TokenQueue:
         self._machine, self._vocabulary, self._holds = machine, vocabulary, holds
         self._detokenizer = vocabulary.detokenizer(skip_special_tokens=True, spaces_between_special_tokens=spaces)
         #: What the record's text has not reached yet: marks, and the text of one token each.
-        self._queue: deque[int | str] = deque()
+        self._queue: deque[_Mark | str] = deque()
         #: Characters in it.
         self._waiting = 0
         #: Marks that came inside of a character.
-        self._late: list[int] = []
+        self._late: list[_Mark] = []
         self.reasoning_tokens = 0
 
     def delta(self, token_ids: Sequence[int], text: str) -> Event | None:
         """The usual step in one go: one id of ordinary text inside a body. None if it is another; then ``read`` it."""
         machine, detokenizer = self._machine, self._detokenizer
-        if len(token_ids) != 1 or not text or not machine.body or self._queue or self._late:
+        if len(token_ids) != 1 or not text or not machine.body or self._queue or self._late or text[0] == "<":
             return None
         strings = detokenizer.strings  # the contract of ``detokenizer.py``: a hit changes no state
         if not strings or detokenizer.pending or strings[token_ids[0]] != text:
@@ -95,14 +103,20 @@ class TokenQueue:
     # -------------------------------------------------------------------------------- ids -> queue
 
     def _push(self, token_id: int, piece: str) -> None:
-        # The bytes of a token are looked at only where there is no text: special tokens are skipped.
-        mark = None if piece else mark_of(self._vocabulary.token_bytes(token_id))
-        if mark is None:
+        if piece and "<|" not in piece:  # special tokens are skipped, so the others need no look at their bytes
             self._push_text(piece)
+            return
+        token = self._vocabulary.token_bytes(token_id)
+        kind = mark_of(token)
+        if kind is None:
+            self._push_text(piece)
+        elif piece:
+            self._push_text(piece.removesuffix(token.decode()))
+            self._append(_Mark(kind, token.decode()))
         elif self._detokenizer.pending or self._late:
-            self._late.append(mark)
+            self._late.append(_Mark(kind))
         else:
-            self._queue.append(mark)
+            self._append(_Mark(kind))
 
     def _push_text(self, piece: str) -> None:
         """Bytes that a mark cut off become U+FFFD only with the next text: it belongs before the mark."""
@@ -114,9 +128,9 @@ class TokenQueue:
             self._late = []
         self._append(piece)
 
-    def _append(self, piece: str) -> None:
-        self._queue.append(piece)
-        self._waiting += len(piece)
+    def _append(self, entry: _Mark | str) -> None:
+        self._queue.append(entry)
+        self._waiting += len(_text(entry))
 
     # -------------------------------------------------------------------------------- queue -> machine
 
@@ -135,27 +149,31 @@ class TokenQueue:
         return self._waiting - len(text) <= MAX_STOP_CHARS and self._queued().startswith(text)
 
     def _queued(self) -> str:
-        return "".join([entry for entry in self._queue if isinstance(entry, str)])
+        return "".join(map(_text, self._queue))
 
     def _read(self, text: str) -> None:
         """``text`` is how the queue begins. A token whose text is released in part stays with the rest."""
         queue, at = self._queue, 0
-        while queue:
-            entry = queue[0]
-            if isinstance(entry, int):
-                self._machine.mark(entry)
-            elif len(entry) <= len(text) - at:
-                self._feed(entry)
-                at += len(entry)
-            else:
-                if at < len(text):
-                    self._machine.text(entry[: len(text) - at])
-                    queue[0] = entry[len(text) - at :]
-                break
-            queue.popleft()
-        self._waiting -= len(text)
+        while queue and at + len(_text(queue[0])) <= len(text):
+            entry = queue.popleft()
+            at += len(_text(entry))
+            self._feed(entry)
+        self._waiting -= at
+        if at < len(text):
+            self._read_part(len(text) - at)
 
-    def _feed(self, piece: str) -> None:
+    def _read_part(self, count: int) -> None:
+        """The first characters of a token. Those of a mark say nothing yet, and wait."""
+        entry = self._queue[0]
+        if isinstance(entry, str):
+            self._machine.text(entry[:count])
+            self._queue[0] = entry[count:]
+            self._waiting -= count
+
+    def _feed(self, piece: _Mark | str) -> None:
+        if isinstance(piece, _Mark):
+            self._machine.mark(piece.kind)
+            return
         self.reasoning_tokens += self._machine.reasons
         if piece:
             self._machine.text(piece)
@@ -166,18 +184,20 @@ class TokenQueue:
         queue, self._queue = self._queue, deque()
         aligned, self._waiting, at = len(text) == self._waiting, 0, 0
         for entry in queue:
-            if isinstance(entry, int):
-                self._machine.mark(entry)
-            elif not self._machine.body:
+            if isinstance(entry, _Mark) or not self._machine.body:
                 self._feed(entry)
             elif aligned:
                 self._feed(text[at : at + len(entry)])
             else:
                 self._feed(text)
                 text = ""
-            at += len(entry) if isinstance(entry, str) else 0
+            at += len(_text(entry))
         if text and not aligned and self._machine.body:
             self._machine.text(text)
+
+
+def _text(entry: _Mark | str) -> str:
+    return entry if isinstance(entry, str) else entry.text
 
 
 class HarmonyParser(ChatParser):

@@ -87,7 +87,7 @@ class _Words:
         self.at = found.end() if found else self.at
 
     def known(self, words: tuple[str, ...]) -> str:
-        """Take one of ``words``; "" if none comes next, and then ``waits`` if one may. Nothing is taken while it waits."""
+        """Take one of ``words``; "" if none comes next; ``waits`` if one may. Nothing is taken while it waits."""
         for word in () if self.waits else words:
             if self.text.startswith(word, self.at):
                 self.at += len(word)

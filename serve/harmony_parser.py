@@ -6,10 +6,11 @@
     <|start|>assistant<|channel|>final<|message|>...<|return|>                                  content
 
 The hard thing is that a model breaks this frame: it leaves out ``<|start|>`` or ``<|message|>``, opens a message inside
-another, writes without any frame. A parser for the well-formed grammar raises there (the ``openai-harmony`` package
-does, and names the token it had expected); it also wants a vocabulary file that a server need not have. So this is a
-small machine of its own with two states, header and body, in which every mark is legal: each of them has a meaning in
-both states, and no order of marks and text is an error. What it promises:
+another, writes without any frame. A parser for the well-formed grammar is no help there. The ``openai-harmony`` package's
+raises where a ``<|start|>`` is missing or a recipient stands in an unusual place, shows marks inside a message as text,
+drops what has no frame, wants a vocabulary file that a server need not have, and takes 5.7 µs a token (0.0.8, CPU). So
+this is a small machine of its own with two states, header and body. Every mark has a meaning in both, and no order of
+marks and text is an error. What it promises:
 
 * Text between marks is either a header or goes out, once; a header's words never go out, an answer's always do.
   ``harmony_header.py`` tells them apart.
@@ -129,7 +130,7 @@ class HarmonyMachine:
             self._write(rest)
 
     def delta(self, text: str) -> Event | None:
-        """What ``text`` adds inside a body, when nothing waits to be taken; None if that takes the long way (``text``)."""
+        """What ``text`` adds inside a body, when nothing waits to be taken. None: take the long way, ``text``."""
         if self._sink == _CALL or not self._show_reasoning:
             return None
         self._blank = False
@@ -272,7 +273,7 @@ _NEXT = {START: ROLE, CHANNEL_MARK: CHANNEL}
 
 
 class HarmonyTextParser:
-    """Harmony whose marks are spelled in the text, as a recording of text has them."""
+    """Harmony whose marks are spelled in the text, as a recording of text has them, or raw text that somebody pastes."""
 
     __slots__ = ("machine", "_ended", "_scanner")
 
@@ -299,11 +300,16 @@ class HarmonyTextParser:
 def harmony_machine(args: Mapping[str, Any], index: int) -> HarmonyMachine:
     """The machine of choice ``index`` of a chat spec's args, in the state that its prompt left."""
     tools: Sequence[Mapping[str, Any]] = args.get("tools") or ()
-    calls = Calls(tools, seed=f"{args['id']}/{index}", parallel=bool(args.get("parallel_tool_calls", True)))
+    calls = Calls(tools, seed=f"{args.get('id', '')}/{index}", parallel=args.get("parallel_tool_calls") is not False)
     machine = HarmonyMachine(
         calls,
-        may_call=args.get("tool_parser") is not None,
-        show_reasoning=bool(args.get("include_reasoning", True)),
+        may_call=args.get("tool_parser") is not None and args.get("tool_choice") != "none",
+        show_reasoning=args.get("include_reasoning") is not False,
     )
     machine.start_from(str(args.get("prompt_tail") or ""))
     return machine
+
+
+def harmony_text_parser(args: Mapping[str, Any], index: int) -> HarmonyTextParser:
+    """A parser of raw text for choice ``index``; ``args`` as for ``harmony_machine``."""
+    return HarmonyTextParser(harmony_machine(args, index))

@@ -56,7 +56,8 @@ def request_id(scope: Scope) -> bytes:
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
-    """The request's body. PayloadTooLargeError beyond ``limit`` bytes."""
+    """The request's body. PayloadTooLargeError beyond ``limit`` bytes, once all of it has come and gone: who answers a
+    client that is still sending, and closes, resets the connection under the answer."""
     parts, size = [], 0
     while True:
         message = await receive()
@@ -64,11 +65,15 @@ async def read_body(receive: Receive, limit: int) -> bytes:
             raise ClientGone
         part = message.get("body", b"")
         size += len(part)
-        if size > limit:
-            raise PayloadTooLargeError(f"The body is larger than {limit} bytes.")
-        parts.append(part)
+        if size <= limit:
+            parts.append(part)
+        else:
+            parts.clear()
         if not message.get("more_body", False):
-            return b"".join(parts)
+            break
+    if size > limit:
+        raise PayloadTooLargeError(f"The body is larger than {limit} bytes.")
+    return b"".join(parts)
 
 
 async def send_body(send: Send, status: int, body: bytes, headers: Iterable[Header] = (JSON,)) -> None:

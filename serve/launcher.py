@@ -55,6 +55,9 @@ POST_PROCESSORS = "serve.post_processors:POST_PROCESSORS"
 #: A Unix socket's path has 107 bytes at most, and the longest name in the directory may be worker-1234567.
 _MAX_RUN_DIR = 90
 
+#: The embedded model's own card recommends these; at the API's defaults (1, 1) so small a model soon loses the thread.
+_EMBEDDED_PRESETS = {"temperature": 0.2, "top_p": 0.9}
+
 #: What a generation_config.json may preset for requests that say nothing.
 _PRESETS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -113,10 +116,22 @@ def load_tokenizer(source: Path) -> PreTrainedTokenizerBase:
     """A tokenizer from a directory in Hugging Face layout or from a tokenizer.json."""
     try:
         if source.is_file():
+            json.loads(source.read_text(encoding="utf-8"))  # the library says no more of a malformed file than Exception
             return PreTrainedTokenizerFast(tokenizer_file=str(source))
         return AutoTokenizer.from_pretrained(str(source))
-    except Exception as error:  # the library raises plain Exception for a malformed file
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise StartError(f"no tokenizer can be loaded from {source}: {error}") from error
+
+
+def worker_tokenizer(tokenizer: PreTrainedTokenizerBase, source: Path, directory: Path) -> str:
+    """What workers load, so that they need not import transformers: the very tokenizer that is used here, saved into
+    ``directory``. Some classes of transformers build another one than the tokenizer.json beside the model says."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or tokenizer.clean_up_tokenization_spaces:  # the file would not say that it cleans up
+        return str(source)
+    file = directory / "tokenizer.json"
+    backend.save(str(file))
+    return str(file)
 
 
 def _run_directory() -> Path:
@@ -166,7 +181,7 @@ class Launcher:
         loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, self._tokenizer_source))
         info = await self._start_executor(loading)
         tokenizer = await loading
-        await self._start_workers(info)
+        await self._start_workers(info, worker_tokenizer(tokenizer, self._tokenizer_source, self._run_dir))
         prompts = Prompts(tokenizer)
         facts = self._facts(info, prompts)
         app = App(self._proxy, prompts, facts, self._state, self._pool, self._config.max_body_bytes)
@@ -196,11 +211,11 @@ class Launcher:
         own = {"vocab_size": len(loaded), "special_token_ids": sorted(set(loaded.all_special_ids))}
         return {"config": own | dict(self._config.engine_config)}
 
-    async def _start_workers(self, info: EngineInfo) -> None:
+    async def _start_workers(self, info: EngineInfo, tokenizer: str) -> None:
         size = self._config.num_postprocess_workers
         postproc = PostprocWorkerConfig(
             num_postprocess_workers=size,
-            tokenizer=str(self._tokenizer_source),
+            tokenizer=tokenizer,
             post_processors=POST_PROCESSORS,
             post_processor_hook=self._config.post_processor_hook,
             vocab_size=info.vocab_size,
@@ -258,6 +273,8 @@ class Launcher:
 
     def _default_sampling(self) -> dict[str, Any]:
         """The model's own presets."""
+        if self._config.model is None and self._files is not None:
+            return dict(_EMBEDDED_PRESETS)
         path = self._files.directory / "generation_config.json" if self._files else None
         if path is None or not path.exists():
             return {}
@@ -297,7 +314,7 @@ class Launcher:
         for line in self._process_tree(info):
             _say(f"  {line}")
         _say(f"  parsers: reasoning {facts.reasoning_parser or 'none'}, tools {facts.tool_parser or 'none'}\n")
-        body = {"model": facts.model, "stream": True, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+        body = {"model": facts.model, "stream": True, "max_tokens": 200, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
         _say(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'\n")
 
     def _process_tree(self, info: EngineInfo) -> Iterator[str]:

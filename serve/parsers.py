@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from serve.events import ContentDelta, Event, EventParser, Folded
+from serve.events import ContentDelta, Event, EventParser, Folded, ReasoningDelta
 from serve.reasoning import REASONING_PARSERS
 from serve.reasoning.blocks import ReasoningParser, TaggedContent, joined
 from serve.tools import TOOL_PARSERS
@@ -61,17 +61,22 @@ class ChatParser:
         """Events that ``text`` completes."""
         if self._stage is None:
             return self._tools.feed(text) if self._tools is not None else [ContentDelta(text)]
-        events = self._through(self._stage.feed(text))
-        if self._stage.passes:
+        events = self._stage.feed(text)
+        if len(events) == 1 and isinstance(events[0], ReasoningDelta):
+            return events if self._show else ()
+        passed = self._through(events)
+        if events and self._stage.passes:
             self._stage = None  # from here on one stage less
-        return events
+        return passed
 
     def flush(self) -> Sequence[Event]:
         """What was held, as events; final and idempotent."""
-        events = self._through(self._stage.flush()) if self._stage is not None else []
+        events = self._through(self._stage.flush()) if self._stage is not None else ()
         return joined([*events, *self._tools.flush()]) if self._tools is not None else events
 
-    def _through(self, events: Iterable[Event]) -> list[Event]:
+    def _through(self, events: Sequence[Event]) -> Sequence[Event]:
+        if self._tools is not None and len(events) == 1 and isinstance(events[0], ContentDelta):
+            return self._tools.feed(events[0].text)
         passed: list[Event] = []
         for event in events:
             if not isinstance(event, ContentDelta):
@@ -226,9 +231,9 @@ def parse_reasoning(name: str, text: str, *, prompt_tail: str = "") -> Folded:
     return _fold(chat_parser({"reasoning_parser": name, "prompt_tail": prompt_tail, "tool_choice": "none"}, 0), text)
 
 
-def parse_tool_calls(name: str, text: str, tools: Sequence[Mapping[str, Any]] = (), *, id: str = "") -> Folded:
+def parse_tool_calls(name: str, text: str, tools: Sequence[Mapping[str, Any]] = (), *, request_id: str = "") -> Folded:
     """What the tool parser ``name`` makes of raw model text. ValueError for an unknown name."""
-    return _fold(chat_parser({"tool_parser": name, "tools": tools, "tool_choice": "auto", "id": id}, 0), text)
+    return _fold(chat_parser({"tool_parser": name, "tools": tools, "tool_choice": "auto", "id": request_id}, 0), text)
 
 
 def _fold(parser: EventParser | None, text: str) -> Folded:

@@ -17,6 +17,11 @@ from serve.openai_protocol import ChatCompletionRequest, TokenizeRequest
 
 T = TypeVar("T")
 
+#: What a template raises over messages or variables that it cannot render depends on the template.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+
 #: What a client may not set through ``chat_template_kwargs``: the arguments of the renderer itself.
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 
@@ -82,23 +87,23 @@ class Prompts:
         kwargs = request.template_kwargs() if isinstance(request, ChatCompletionRequest) else request.chat_template_kwargs
         for name in _RESERVED.intersection(kwargs):
             raise BadRequestError(f"chat_template_kwargs.{name} is not allowed.", param=f"chat_template_kwargs.{name}")
+        tools: Any = request.template_tools()  # transformers' own type is invariant
         try:
             rendered: Any = self._tokenizer.apply_chat_template(
                 request.template_messages(),
-                tools=request.template_tools(),
+                tools=tools,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 tokenize=False,
                 **kwargs,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            # What a template raises over messages or variables that it cannot render depends on the template.
+        except _TEMPLATE_ERRORS as error:
             raise BadRequestError(f"The chat template refused the messages: {error}", param="messages") from error
         return str(rendered)
 
     def _encode(self, text: str, special: bool) -> list[int]:
         if self._backend is not None:
-            return self._backend.encode(text, add_special_tokens=special).ids
+            return list(self._backend.encode(text, add_special_tokens=special).ids)
         with self._turn:
             return list(self._tokenizer.encode(text, add_special_tokens=special))
 

@@ -14,9 +14,6 @@ from serve.responses_admission import ENDPOINT as RESPONSES
 from serve.responses_admission import response_spec
 from serve.responses_protocol import ResponsesRequest, chat_request
 
-#: A replay has no clock and no chance: every replay of a recording gives the same bytes.
-_MINTED_TIME = 0
-
 
 def admit_recording(recording: Mapping[str, Any], stream: bool) -> StreamSpec | bytes:
     """The spec of the recorded request, or the body of the error that refuses it. Its own ``stream`` is ignored."""
@@ -63,9 +60,9 @@ def _prompt_texts(request: CompletionRequest, prompt: str) -> list[str]:
 
 def _facts(recording: Mapping[str, Any]) -> ServerFacts:
     server, request = recording.get("server") or {}, recording.get("request")
-    model = request.get("model") if isinstance(request, dict) else None
+    sent = request.get("model") if isinstance(request, dict) else None
     return ServerFacts(
-        model=model if isinstance(model, str) else "",
+        model=str(_minted_keys(recording).get("model") or sent or ""),
         max_model_len=2**31,
         vocab_size=2**31,
         supported=frozenset(),
@@ -75,4 +72,13 @@ def _facts(recording: Mapping[str, Any]) -> ServerFacts:
 
 
 def _minted(recording: Mapping[str, Any]) -> Minted:
-    return Minted(rid=0, response_id=f"replay-{recording.get('name', '')}", created=_MINTED_TIME, seed=0)
+    """What the server minted, if the recording has it: a replay has no clock and no chance of its own."""
+    keys = _minted_keys(recording)
+    created = keys.get("created", 0)
+    response_id = str(keys.get("id") or f"replay-{recording.get('name', '')}")
+    return Minted(rid=0, response_id=response_id, created=created if type(created) is int else 0, seed=0)
+
+
+def _minted_keys(recording: Mapping[str, Any]) -> Mapping[str, Any]:
+    keys = recording.get("minted")
+    return keys if isinstance(keys, dict) else {}

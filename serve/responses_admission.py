@@ -94,9 +94,7 @@ def _effective(asked: float | None, name: str, facts: ServerFacts) -> float:
     return float(value) if value is not None else 1.0
 
 
-def _recording(
-    request: ResponsesRequest, chat: dict[str, Any] | None, facts: ServerFacts
-) -> dict[str, Any] | None:
+def _recording(request: ResponsesRequest, chat: dict[str, Any] | None, facts: ServerFacts) -> dict[str, Any] | None:
     """What chat would record, with this endpoint's request."""
     if chat is None:
         return None

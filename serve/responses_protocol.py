@@ -247,6 +247,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "reasoning_effort": ((), "use reasoning.effort"),
 }
 
+
 class ChatFields(_Body):
     """Fields that mean what they mean in chat. They are checked there, by the chat request they are handed on to."""
 

@@ -152,9 +152,7 @@ class ResponsesStreamingProcessor:
         place: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
         return place if item.kind == "function_call" else place | {"content_index": 0}
 
-    def _snapshot(
-        self, status: str, usage: Mapping[str, Any] | None = None, cut: str | None = None
-    ) -> dict[str, Any]:
+    def _snapshot(self, status: str, usage: Mapping[str, Any] | None = None, cut: str | None = None) -> dict[str, Any]:
         reason = "max_output_tokens" if cut == "length" else cut
         return {
             **self.response,

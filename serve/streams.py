@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from executor.wire import BODY, FAILED, REQUEST_END
+from executor.messages import BODY, FAILED, REQUEST_END
 from serve.chunks import DONE
 from serve.errors import EngineError, stream_error
 

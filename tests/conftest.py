@@ -13,7 +13,13 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
-    "ci", max_examples=20, stateful_step_count=25, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW
+    "ci",
+    max_examples=20,
+    stateful_step_count=25,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=_SLOW,
 )
 settings.register_profile(
     "long", max_examples=1000, stateful_step_count=60, database=None, deadline=None, suppress_health_check=_SLOW

@@ -12,9 +12,10 @@ from typing import Any
 
 from executor.core import ExecutorCore
 from executor.engines.base import Engine, EngineInfo, StepRow, TokenLogprob, UnsupportedError
+from executor.messages import BODY, FAILED, REQUEST_END, Emissions, Message, Open, StepRecords
 from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest, SamplingParams
-from executor.wire import BODY, FAILED, REQUEST_END, Emissions, Message, Open, StepRecords, decode, encode
+from executor.wire import decode, encode
 from postproc_workers.deltas import POST_PROCESSORS as DELTAS
 from postproc_workers.hook import HookFactory
 from postproc_workers.post_processor import PostProcessor
@@ -23,7 +24,7 @@ from postproc_workers.vocabulary import Vocabulary
 from postproc_workers.worker import PostprocWorker, WorkerOutput
 from serve.admission import Minted, ServerFacts, chat_spec, completion_spec
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, parse
-from serve.postprocess_handlers import POST_PROCESSORS as HANDLERS
+from serve.post_processors import POST_PROCESSORS as HANDLERS
 from tests.recordings.build_tokenizers import byte_level, ids, pieces
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -50,7 +51,9 @@ def tokens(*texts: str) -> list[int]:
 # ------------------------------------------------------------------------------------------------------ requests
 
 
-def spec_of(endpoint: str, *, stream: bool = True, prompt_tokens: int = 3, facts: ServerFacts = FACTS, **body: Any) -> StreamSpec:
+def spec_of(
+    endpoint: str, *, stream: bool = True, prompt_tokens: int = 3, facts: ServerFacts = FACTS, **body: Any
+) -> StreamSpec:
     """The spec that admission makes of a request body; ``messages`` and ``prompt`` have defaults."""
     minted = Minted(rid=0, response_id="r-1", created=1_700_000_000, seed=0)
     if endpoint == CHAT:
@@ -64,7 +67,9 @@ def spec_of(endpoint: str, *, stream: bool = True, prompt_tokens: int = 3, facts
     )
 
 
-def request_of(rid: int, spec: StreamSpec, sampling: SamplingParams | None = None, prompts: int = 1) -> GenerationRequest:
+def request_of(
+    rid: int, spec: StreamSpec, sampling: SamplingParams | None = None, prompts: int = 1
+) -> GenerationRequest:
     """A request with that spec; its prompts are three ids each."""
     sampling = sampling or SamplingParams(max_tokens=1000, logprobs=spec.logprobs, stop_token_ids=spec.stop_token_ids)
     return GenerationRequest(rid, [[1, 2, 3]] * prompts, sampling, spec.encode(), spec.outputs // prompts)
@@ -195,7 +200,9 @@ class System:
     def work(self, worker: int) -> list[bytes]:
         """A worker handles all that waits for it. Its cancels go out; its emissions are returned, not delivered."""
         frames, self.inboxes[worker] = self.inboxes[worker], []
-        output = self.workers[worker].receive([steps for frame in frames if isinstance(steps := decode(frame), StepRecords)])
+        output = self.workers[worker].receive(
+            [steps for frame in frames if isinstance(steps := decode(frame), StepRecords)]
+        )
         if output.cancels:
             self.core.receive(decode(encode(_cancel(output))))
         return [encode(emissions) for emissions in output.emissions.values()]
@@ -222,7 +229,7 @@ class System:
 
 
 def _cancel(output: WorkerOutput) -> Message:
-    from executor.wire import Cancel
+    from executor.messages import Cancel
 
     return Cancel(output.cancels)
 
@@ -287,9 +294,12 @@ def row(
     return StepRow(rid, index, ids, finish, stop_token, message, logprobs)
 
 
-def each(ids: Sequence[int], finish: str | None = None, *, rid: int = 0, index: int = 0, stop_token: bool = False) -> list[StepRow]:
+def each(
+    ids: Sequence[int], finish: str | None = None, *, rid: int = 0, index: int = 0, stop_token: bool = False
+) -> list[StepRow]:
     """One row per id, the finish on the last."""
     last = len(ids) - 1
     return [
-        StepRow(rid, index, [token], finish if i == last else None, stop_token and i == last) for i, token in enumerate(ids)
+        StepRow(rid, index, [token], finish if i == last else None, stop_token and i == last)
+        for i, token in enumerate(ids)
     ]

@@ -192,6 +192,8 @@ class ReplayEngine:
             self._step(rows)
         if not self._outputs:
             self._due = None
+            self._running.clear()  # cancelled ones: there is no next step to let them go
+            self._waiting.clear()
         return rows
 
     def _steps_due(self) -> int:

@@ -49,6 +49,8 @@ from executor.engines.sampling import OutputSampling, SamplingProcessor
 from executor.request import SamplingParams
 
 logger = logging.getLogger("tailrace.engine")
+# The library tells of sizes and seeds that are not ours to explain, in a format of its own.
+logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
 
 #: How soon a generation thread is missed that died with nothing to deliver, and nobody woken.
 WATCH_SECONDS = 1.0

@@ -21,7 +21,7 @@ from functools import cached_property
 from postproc_workers.stop_strings import Literals, LiteralScanner
 from serve.events import ContentDelta, Event, ReasoningDelta
 
-#: What begins or ends a turn in rendered prompts: ``<|im_end|>``, ``<｜Assistant｜>``, ``[/INST]``, ``]~b]``, ``<turn|>``.
+#: What begins or ends a turn in rendered prompts, such as ``<|im_end|>``, ``[/INST]``, ``]~b]`` or ``<turn|>``.
 _TURN = re.compile(
     r"<[|｜][^<>|｜]{1,64}[|｜]?>|<[^<>|｜\s]{1,64}[|｜]>|\[/?[A-Z_]{2,32}\]|\]~!?b[\[\]]|\[e~\["
     r"|<(?:seed:[be]os|[be]os|/?s|SPECIAL_\d+|(?:start|end)_of_turn)>"
@@ -40,10 +40,10 @@ class Stage(Enum):
 class ReasoningFormat:
     """A row of the table.
 
-    opens, closes: the markers. label: what may stand right behind an opening marker and goes with it. inside: whether a stream starts inside when the prompt is known and says nothing.
-    inside_unknown: the same when the prompt is not known. ends: markers that end the block and belong to what follows.
-    dropped: markers around the answer. trimmed: white space that goes with a marker. keeps_tags: whether all of it,
-    tags included, is content.
+    opens, closes: the markers. label: what may stand right behind an opening marker and goes with it. inside: whether
+    a stream starts inside when the prompt is known and says nothing; inside_unknown: the same when it is not known.
+    ends: markers that end the block and belong to what follows. dropped: markers around the answer. trimmed: white
+    space that goes with a marker. keeps_tags: whether all of it, tags included, is content.
     """
 
     opens: tuple[str, ...]
@@ -97,7 +97,7 @@ class ReasoningParser:
     """
 
     def __init__(self, format: ReasoningFormat, stage: Stage, *, label_due: bool = False) -> None:
-        self._format, self.stage = format, stage
+        self._format, self._trimmed, self.stage = format, format.trimmed, stage
         self.span: tuple[int, int | None] | None = (0, None) if stage is Stage.INSIDE else None
         self._events: list[Event] = []
         #: Characters of the raw text before what the scanner holds.
@@ -110,8 +110,8 @@ class ReasoningParser:
         self._may_open = stage is Stage.INSIDE
         #: What is left of a label that may come next.
         self._label = format.label if label_due else ""
-        #: What this stage looks for, while nothing waits: text without it passes as it is.
-        self._plain: Literals | None = None
+        #: Whether nothing waits: then text without a marker passes as it is.
+        self._plain = False
         self._enter(stage)
 
     @property
@@ -121,20 +121,18 @@ class ReasoningParser:
 
     def feed(self, text: str) -> Sequence[Event]:
         """Events that ``text`` completes."""
-        literals = self._plain
-        if literals is not None and text and text[-1] not in self._format.trimmed:
-            if literals.first not in text or literals.search(text) is None:
-                self._at += len(text)
-                return (self._delta(text),)  # the fast lane: most deltas
+        plain = self._plain and text[-1:] not in self._trimmed
+        if plain and (self._literals.first not in text or self._literals.search(text) is None):
+            self._at += len(text)
+            return (self._kind(text),)  # the fast lane: most deltas
         while text:
             text = self._scan(text)
-        waits = self._lead or self._held or self._label or self._scanner is None or self._scanner.held
-        self._plain = None if waits else self._format.literals[self.stage]
+        self._plain = self._scanner is not None and not (self._lead or self._held or self._label or self._scanner.held)
         return self._take()
 
     def flush(self) -> Sequence[Event]:
         """What was held, as events; final and idempotent."""
-        self._plain = None
+        self._plain = False
         if self._scanner is not None and (held := self._scanner.flush()):
             self._text(held)
         self._emit("".join(self._held))
@@ -193,15 +191,12 @@ class ReasoningParser:
 
     def _deliver(self, text: str) -> None:
         """Emit text without what may go with a marker."""
-        trimmed = self._format.trimmed
         if self._lead:
-            text = text.lstrip(trimmed)
+            text = text.lstrip(self._trimmed)
             if not text:
                 return
             self._lead = False
-        if self._scanner is None:
-            return self._emit(text)
-        kept = text.rstrip(trimmed)
+        kept = text.rstrip(self._trimmed) if self._scanner is not None else text
         if kept:
             self._may_open = False
             self._release()
@@ -226,15 +221,17 @@ class ReasoningParser:
 
     def _emit(self, text: str) -> None:
         if text:
-            self._events.append(self._delta(text))
-
-    def _delta(self, text: str) -> Event:
-        return ReasoningDelta(text) if self.stage is Stage.INSIDE else ContentDelta(text)
+            self._events.append(self._kind(text))
 
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
+        self._kind: type[ContentDelta] | type[ReasoningDelta] = (
+            ReasoningDelta if stage is Stage.INSIDE else ContentDelta
+        )
         literals = self._format.literals[stage]
         self._scanner = LiteralScanner(literals) if literals is not None else None
+        if literals is not None:
+            self._literals = literals
 
     def _take(self) -> Sequence[Event]:
         events, self._events = self._events, []

@@ -45,7 +45,8 @@ def _dsml(outer: str, *, json_body: bool = False) -> XmlFormat:
     invoke = '<｜DSML｜invoke name="'
     return XmlFormat(
         Markers((f"<｜DSML｜{outer}>",), (f"</｜DSML｜{outer}>",), inner=(invoke,)),
-        invoke, "</｜DSML｜invoke>", '<｜DSML｜parameter name="', "</｜DSML｜parameter>", kinds=True, json_body=json_body,
+        invoke, "</｜DSML｜invoke>", '<｜DSML｜parameter name="', "</｜DSML｜parameter>",
+        kinds=True, json_body=json_body,
     )  # fmt: skip
 
 

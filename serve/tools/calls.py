@@ -46,7 +46,12 @@ class Calls:
     __slots__ = ("count", "tools", "_call", "_events", "_ids", "_parallel", "_pieces", "_seed", "_sink", "_used")
 
     def __init__(
-        self, tools: Sequence[Mapping[str, Any]] = (), *, seed: str = "", ids: IdStyle = openai_id, parallel: bool = True
+        self,
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        seed: str = "",
+        ids: IdStyle = openai_id,
+        parallel: bool = True,
     ) -> None:
         self.tools = {name: function for name, function in map(_function, tools) if name}
         self.count = 0
@@ -60,7 +65,7 @@ class Calls:
         self._sink = _CONTENT
 
     def declared(self, name: str) -> bool:
-        """Whether the request declares a tool of that name. True when it declares none at all: then any may be meant."""
+        """Whether the request declares a tool of that name; True when it declares none: then any may be meant."""
         return not self.tools or name in self.tools
 
     def content(self, text: str) -> None:
@@ -113,7 +118,7 @@ class Calls:
 
 
 def _function(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """(name, declaration) of a tool: in its ``function``, or flat as in the Responses API; ("", {}) for anything else."""
+    """(name, declaration) of a tool, which is in its ``function`` or flat as in the Responses API; else ("", {})."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     name = function.get("name") if isinstance(function, Mapping) else None
     return (name, function) if isinstance(name, str) else ("", {})

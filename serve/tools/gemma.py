@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from postproc_workers.stop_strings import Literals
 from serve.tools.calls import Calls, IdStyle, openai_id
-from serve.tools.json_text import json_string
+from serve.tools.json_text import json_string, quoted
 from serve.tools.literal_values import LiteralParser
 from serve.tools.markup import Markers, MarkupParser
 from serve.tools.reader import Steps
-from serve.tools.schema_types import Types, quoted, typed_json
+from serve.tools.schema_types import Types, typed_json
 
 DELIMITER = '<|"|>'
 

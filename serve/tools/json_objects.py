@@ -13,10 +13,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import orjson
-
 from serve.tools.calls import Calls, IdStyle, openai_id
-from serve.tools.json_text import json_scalar, json_span, json_string
+from serve.tools.json_text import json_scalar, json_span, json_string, quoted
 from serve.tools.markup import Markers, MarkupParser
 from serve.tools.reader import Steps
 
@@ -173,13 +171,20 @@ class JsonParser(MarkupParser):
         if char == '"':
             return (yield from self._quoted_arguments(call))
         if char != "{":
-            scalar = yield from json_scalar(reader)
-            call.held.append(scalar if scalar != "null" else "")
-            return scalar == "null" and self._add(call, "{}")
+            return (yield from self._null_arguments(call))
         head = reader.take(1) + (yield from reader.space())
         if (yield from reader.peek()) not in ('"', "}", "") or not self._add(call, head):
             return False
         return (yield from json_span(reader, self._sink(call), depth=1))
+
+    def _null_arguments(self, call: _Call) -> Steps[bool]:
+        reader = self.reader
+        if (yield from reader.literal(("null",))) is not None:
+            return self._add(call, "{}")
+        rest = reader.text[reader.at :]
+        if reader.cut_off(("null",)):
+            call.held.append(rest)
+        return False
 
     def _quoted_arguments(self, call: _Call) -> Steps[bool]:
         """Arguments as a string: if it holds an object, that object's text, else the string as it is."""
@@ -259,7 +264,7 @@ class _Unquoted:
 
 
 def _requoted(text: str) -> str:
-    return orjson.dumps(text).decode() if text.strip() else "{}"
+    return quoted(text) if text.strip() else "{}"
 
 
 def _ignore(text: str) -> None:

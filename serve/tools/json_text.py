@@ -11,6 +11,8 @@ import json
 import re
 from collections.abc import Callable
 
+import orjson
+
 from serve.tools.reader import Reader, Steps
 
 #: Up to a quote or a lone backslash at the end of the piece.
@@ -22,6 +24,11 @@ _HIGH = re.compile(r"\\u[dD][89abAB]")
 _ESCAPE = re.compile(r"(?:\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.)", re.DOTALL)
 
 REPLACEMENT = "\ufffd"
+
+
+def quoted(text: str) -> str:
+    """``text`` as a JSON string."""
+    return orjson.dumps(text).decode()
 
 
 class JsonSpan:

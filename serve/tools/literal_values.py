@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serve.tools.calls import Calls
+from serve.tools.json_text import quoted
 from serve.tools.markup import Markers, MarkupParser
 from serve.tools.reader import Steps
-from serve.tools.schema_types import quoted
 
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
@@ -72,10 +72,12 @@ class LiteralParser(MarkupParser):
             yield from self.reader.space()
             char = yield from self.reader.peek()
             box = boxes[-1] if boxes else None
+            if char == "":
+                return False
             if box is not None and char == box.close and box.kind != "value":
                 self.reader.take(1)
                 self._close(boxes.pop())
-            elif char and char in self.opening and (box is None or box.kind in ("list", "value")):
+            elif char in self.opening and (box is None or box.kind in ("list", "value")):
                 boxes.append(self._open(box, self.reader.take(1)))
                 continue
             elif box is not None and box.kind in ("key", "open"):

@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from serve.events import ContentDelta, ToolCallDelta
 from serve.tools.calls import Calls, IdStyle, openai_id
-from serve.tools.json_text import REPLACEMENT
+from serve.tools.json_text import REPLACEMENT, quoted
 from serve.tools.literal_values import LiteralParser
 from serve.tools.markup import Markers, MarkupParser
 from serve.tools.reader import Steps
-from serve.tools.schema_types import quoted
 
 _NAME = re.compile(r"[\w.-]*")
 _KEY = re.compile(r"\w*")
@@ -78,7 +78,7 @@ class PythonicParser(LiteralParser):
             if not name:
                 return self.reject()
             complete = yield from self._call(name)
-            if not complete and not (yield from self._recover(in_list)):
+            if not complete and not (yield from self._recover(in_list, bare)):
                 return
             begun = begun or self.begun
             reader.record()
@@ -113,11 +113,11 @@ class PythonicParser(LiteralParser):
                 return False
             yield from reader.literal((",",))
 
-    def _recover(self, in_list: bool) -> Steps[bool]:
+    def _recover(self, in_list: bool, bare: bool) -> Steps[bool]:
         """Behind a call that did not end well. Whether to look for another: one that never began hides no others."""
         if self.begun:
             return False
-        if self.reader.ended and self.reader.idle:
+        if self.reader.ended and self.reader.idle and (not bare or self._name in self.calls.tools):
             self.emit("")  # cut off behind its name
             return False
         self.reject()
@@ -243,6 +243,20 @@ class PythonicParser(LiteralParser):
                 return chr(0x10000 + ((code - 0xD800) << 10) + low - 0xDC00)
         reader.take(size)
         return REPLACEMENT if 0xD800 <= code < 0xE000 or code > 0x10FFFF else chr(code)
+
+
+def literal_json(word: str) -> str | None:
+    """A whole Python literal as JSON text; None if it is none."""
+    before, calls = '{"x": ', Calls()
+    parser = PythonicParser(calls, PythonicFormat(Markers(("[",))))
+    events = (*parser.feed(f"[f(x={word})]"), *parser.flush())
+    found = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
+    plain = not any(isinstance(event, ContentDelta) for event in events)
+    return (
+        found[len(before) : -1]
+        if plain and found.startswith(before) and found.endswith("}") and calls.count == 1
+        else None
+    )
 
 
 def _starts_name(text: str) -> bool:

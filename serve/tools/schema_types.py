@@ -9,12 +9,14 @@ A string need not wait for its end: as soon as the text cannot be anything else 
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
+
+from serve.tools.json_text import quoted
+from serve.tools.pythonic import literal_json
 
 Types = frozenset[str]
 
@@ -39,8 +41,6 @@ _WORDS = ("true", "false", "null", "none")
 
 #: $refs and nested choices deeper than this are not followed: a schema may refer to itself.
 _MAX_DEPTH = 8
-#: Longer text is not tried as a Python literal: compiling it costs some hundred bytes of memory for each of its own.
-_MAX_LITERAL = 1 << 16
 
 
 def types_of(function: Mapping[str, Any], parameter: str) -> Types | None:
@@ -99,11 +99,6 @@ def _resolve(reference: str, root: Any) -> Any:
 # ------------------------------------------------------------------ text -> JSON
 
 
-def quoted(text: str) -> str:
-    """``text`` as a JSON string."""
-    return orjson.dumps(text).decode()
-
-
 def may_be_typed(text: str, types: Types) -> bool:
     """Whether text that begins with ``text``, without white space around, may still become anything but a string."""
     if types == STRING:
@@ -148,7 +143,7 @@ def _converted(word: str, types: Types) -> str | None:
 
 def _number(word: str, types: Types) -> str | None:
     """Valid JSON stays as it is written. ``+5``, ``007``, ``.5`` are taken where no string is allowed."""
-    if not types & {"integer", "number"}:
+    if not types & {"integer", "number"} or _NUMBER_BEGUN.fullmatch(word) and "e" in word.lower() and _is_huge(word):
         return None
     if _INTEGER.fullmatch(word) or "number" in types and _NUMBER.fullmatch(word):
         return word
@@ -157,9 +152,16 @@ def _number(word: str, types: Types) -> str | None:
     if _LOOSE_INTEGER.fullmatch(word) and ("integer" in types or "." not in word):
         return _plain_integer(word)
     if "number" in types and _LOOSE_NUMBER.fullmatch(word):
-        number = float(word)
-        return None if number in (float("inf"), float("-inf")) else repr(number)
+        return repr(float(word))
     return None
+
+
+def _is_huge(word: str) -> bool:
+    """Whether a float cannot hold it: infinity is no JSON."""
+    try:
+        return float(word) in (float("inf"), float("-inf"))
+    except ValueError:
+        return False
 
 
 def _plain_integer(word: str) -> str:
@@ -168,18 +170,10 @@ def _plain_integer(word: str) -> str:
 
 
 def _container(word: str) -> str | None:
-    """The text itself if it is a JSON object or array; a Python literal as JSON; None if it is neither."""
+    """The text itself if it is a JSON object or array; a Python dict or list as JSON; None if it is neither."""
     try:
         orjson.loads(word)
     except orjson.JSONDecodeError:
-        return _from_python(word)
+        found = literal_json(word)
+        return found if found is not None and found[0] == word[0] else None
     return word
-
-
-def _from_python(word: str) -> str | None:
-    if len(word) > _MAX_LITERAL:
-        return None
-    try:
-        return orjson.dumps(ast.literal_eval(word), option=orjson.OPT_NON_STR_KEYS).decode()
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return None

@@ -17,10 +17,10 @@ from functools import cached_property
 
 from postproc_workers.stop_strings import Literals
 from serve.tools.calls import Calls, IdStyle, openai_id
-from serve.tools.json_text import json_span
+from serve.tools.json_text import json_span, quoted
 from serve.tools.markup import Markers, MarkupParser
 from serve.tools.reader import Steps
-from serve.tools.schema_types import ANY, STRING, Types, may_be_typed, quoted, typed_json, types_of
+from serve.tools.schema_types import ANY, STRING, Types, may_be_typed, typed_json, types_of
 
 _NAME = re.compile(r"[^\s<>\"']*")
 _LABEL = re.compile(r"[\w.-]*")
@@ -202,7 +202,8 @@ class XmlParser(MarkupParser):
             blanks = "" if end.endswith(format.parameter) else (yield from reader.space())
             if (yield from self._ends(end)):
                 return value.end()
-            value.add(end + blanks)
+            value.add(end)
+            reader.back(blanks)  # its last newline may belong to the next closing tag
 
     def _ends(self, end: str) -> Steps[bool]:
         """Whether ``end`` ends a value, by what comes next. An opening tag in its place is put back."""

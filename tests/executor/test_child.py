@@ -86,7 +86,10 @@ def test_a_child_ends_with_its_parent() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("line", [b"", b"{}\n", b"nonsense\n", b"[1]\n", b"null\n", b'{"name": 5}\n', b'{"name": "x", "log_level": "loud"}\n'])
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"{}\n", b"nonsense\n", b"[1]\n", b"null\n", b'{"name": 5}\n', b'{"name": "x", "log_level": "loud"}\n'],
+)
 def test_a_bad_config_is_a_usage_error(line: bytes) -> None:
     done = subprocess.run([sys.executable, "-m", MODULE], input=line, capture_output=True, timeout=60, check=False)
     assert done.returncode == 2 and b"config" in done.stderr

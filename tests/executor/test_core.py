@@ -7,8 +7,19 @@ import pytest
 from executor.core import ExecutorCore
 from executor.engines.base import StepRow
 from executor.engines.replay_engine import ReplayEngine
+from executor.messages import (
+    Abort,
+    Cancel,
+    Message,
+    Release,
+    Status,
+    StepRecords,
+    WireError,
+    WorkerJoined,
+    WorkerLost,
+)
 from executor.request import GenerationRequest, SamplingParams
-from executor.wire import Abort, Cancel, Message, Release, Status, StepRecords, WireError, WorkerJoined, WorkerLost, decode, encode
+from executor.wire import decode, encode
 from tests.executor.test_wire import SAMPLES
 from tests.helpers import ScriptedEngine
 
@@ -97,7 +108,10 @@ def test_what_the_engine_does_not_honour_ends_the_request(n: int) -> None:
     messages = [steps for _, steps in core.step(0)]
     ends = [(row[0], row[1], row[3]) for row in messages[0].rows()]
     assert [(rid, index) for rid, index, _ in ends] == [(1, i) for i in range(n)]
-    assert all(finish is not None and (finish.reason, finish.message) == ("error", "top_k: not honoured") for _, _, finish in ends)
+    assert all(
+        finish is not None and (finish.reason, finish.message) == ("error", "top_k: not honoured")
+        for _, _, finish in ends
+    )
     assert engine.cancelled == [(1, i) for i in range(n)]
     assert engine.added == [(1, i) for i in range(n - 1)] + [(2, i) for i in range(n)]
 

@@ -10,8 +10,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 
 from executor.dispatcher import Dispatcher
 from executor.engines.base import StepRow, TokenLogprob
+from executor.messages import MAX_COUNT, Open, StepRecords, WorkerLost
 from executor.request import GenerationRequest, SamplingParams
-from executor.wire import MAX_COUNT, Open, StepRecords, WorkerLost
 
 
 def request(rid: int, outputs: int = 1, frontend: int = 0) -> GenerationRequest:
@@ -79,7 +79,12 @@ class DispatcherMachine(RuleBasedStateMachine):
             with pytest.raises(ValueError, match=str(rid)):
                 self.dispatcher.submit(request(rid))
 
-    @rule(rid=rids, index=st.integers(0, 2), count=st.integers(1, 3), reason=st.none() | st.sampled_from(("stop", "length", "error")))
+    @rule(
+        rid=rids,
+        index=st.integers(0, 2),
+        count=st.integers(1, 3),
+        reason=st.none() | st.sampled_from(("stop", "length", "error")),
+    )
     def record(self, rid: int, index: int, count: int, reason: str | None) -> None:
         outputs = self.requests.get(rid)
         index = 0 if outputs is None else index % len(outputs)

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from executor.engines.base import StepRow, TokenLogprob
 from executor.engines.replay_engine import ReplayEngine
-from executor.proxy import GenerationExecutor
-from executor.request import SamplingParams
-from executor.result import AbortedError, ResultError
-from executor.wire import (
+from executor.messages import (
     BODY,
     FAILED,
     OUTPUT_END,
@@ -26,9 +23,11 @@ from executor.wire import (
     Status,
     WorkerJoined,
     WorkerLost,
-    decode,
-    encode_delta,
 )
+from executor.proxy import GenerationExecutor
+from executor.request import SamplingParams
+from executor.result import AbortedError, ResultError
+from executor.wire import decode, encode_delta
 from postproc_workers.deltas import deltas_request
 from tests.executor.test_result import run
 from tests.helpers import CHAT, COMPLETIONS, Client, ScriptedEngine, System, each, request_of, row, spec_of, tokens
@@ -46,7 +45,9 @@ class Wired(GenerationExecutor):
         self.connect_in_process(self.sent.append)
 
 
-def emission(rid: int, payload: bytes, flags: int = 0, *, count: int = 1, epoch: int = 0, index: int = 0, worker: int = 0) -> Emissions:
+def emission(
+    rid: int, payload: bytes, flags: int = 0, *, count: int = 1, epoch: int = 0, index: int = 0, worker: int = 0
+) -> Emissions:
     return Emissions.build(worker, [(rid, epoch, index, count, flags, payload)])
 
 
@@ -193,13 +194,20 @@ def test_a_handle_is_stepped_with_text_ids_and_logprobs() -> None:
         system = System()
         handle = system.proxy.submit(handle_request(1, sampling=SamplingParams(max_tokens=9, logprobs=1), n=2))
         entry = TokenLogprob(-0.5, ((3, -0.5),))
-        system.scripted.give(row(HELLO[:1], rid=1, logprobs=[entry]), row(HELLO[:2], "length", rid=1, index=1, logprobs=[entry] * 2))
+        system.scripted.give(
+            row(HELLO[:1], rid=1, logprobs=[entry]), row(HELLO[:2], "length", rid=1, index=1, logprobs=[entry] * 2)
+        )
         system.scripted.give(row(HELLO[1:3], "stop", rid=1, logprobs=[entry] * 2))
         system.run()
-        seen = [(step.updated.index, step.updated.text_diff, list(step.updated.token_ids_diff)) async for step in handle]
+        seen = [
+            (step.updated.index, step.updated.text_diff, list(step.updated.token_ids_diff)) async for step in handle
+        ]
         assert seen == [(0, "Hello", HELLO[:1]), (1, "Hello world", HELLO[:2]), (0, " world,", HELLO[1:3])]
         assert handle.finished and [o.finish_reason for o in handle.outputs] == ["stop", "length"]
-        assert handle.outputs[1].logprobs_diff == () and [e.piece for e in handle.outputs[0].logprobs_diff] == [" world", ","]
+        assert handle.outputs[1].logprobs_diff == () and [e.piece for e in handle.outputs[0].logprobs_diff] == [
+            " world",
+            ",",
+        ]
         assert handle.prompt_tokens == 2 and handle.completion_tokens == 5
         assert system.proxy.open_requests == system.core.dispatcher.open_requests == 0
 
@@ -295,7 +303,11 @@ def test_from_submit_to_bytes() -> None:
     system.scripted.give(*each(HELLO, "stop", rid=1, stop_token=True))
     system.run()
     choice = merged(client).choices[0]
-    assert (choice.content, choice.finish_reason, choice.stop_reason) == ("Hello world, the answer is 42.", "stop", None)
+    assert (choice.content, choice.finish_reason, choice.stop_reason) == (
+        "Hello world, the answer is 42.",
+        "stop",
+        None,
+    )
     assert system.proxy.open_requests == system.core.dispatcher.open_requests == 0
     assert system.workers[0].open_requests == 0 and system.scripted.cancelled == []
 
@@ -345,7 +357,9 @@ def test_a_field_that_the_engine_does_not_honour() -> None:
     system = System(ScriptedEngine(refuse={"top_k"}))
     clients = [
         system.open(request_of(rid, spec_of(endpoint, stream=stream), SamplingParams(top_k=3)))
-        for rid, (endpoint, stream) in enumerate([(CHAT, True), (CHAT, False), (COMPLETIONS, True), (COMPLETIONS, False)])
+        for rid, (endpoint, stream) in enumerate(
+            [(CHAT, True), (CHAT, False), (COMPLETIONS, True), (COMPLETIONS, False)]
+        )
     ]
     system.run()
     for client in clients:
@@ -413,7 +427,9 @@ class Scenario:
         last = at == len(ids) - 1
         stops = last and ids is not None and len(ids) == len(HELLO)
         logprobs = [TokenLogprob(-0.5, ((ids[at], -0.5),))]
-        return StepRow(rid, index, ids[at : at + 1], ("stop" if stops else "length") if last else None, stops, "", logprobs)
+        return StepRow(
+            rid, index, ids[at : at + 1], ("stop" if stops else "length") if last else None, stops, "", logprobs
+        )
 
     def results(self) -> list[Merged]:
         results = [merged(client, self.endpoint, **self.options) for client in self.clients]
@@ -429,7 +445,9 @@ def test_a_lost_worker_costs_its_clients_nothing(kind: str) -> None:
     @given(
         n=st.integers(1, 3),
         interval=st.sampled_from((1, 1, 3)),
-        events=st.lists(st.sampled_from(("turn", "executor", "work", "keep", "lose", "kill", "kill", "late")), max_size=30),
+        events=st.lists(
+            st.sampled_from(("turn", "executor", "work", "keep", "lose", "kill", "kill", "late")), max_size=30
+        ),
     )
     def check(n: int, interval: int, events: list[str]) -> None:
         undisturbed = Scenario(kind, n, interval)

@@ -65,7 +65,9 @@ def test_there_is_no_second_flag(kind: type[GenerationResultBase]) -> None:
     names = {name for cls in kind.__mro__ for name in getattr(cls, "__slots__", ())}
     assert {name for name in names if "done" in name or "finished" in name} == {"_done"}
     assert isinstance(vars(GenerationResultBase)["finished"], property)
-    assert "finished" not in {name for cls in kind.__mro__[: kind.__mro__.index(GenerationResultBase)] for name in vars(cls)}
+    assert "finished" not in {
+        name for cls in kind.__mro__[: kind.__mro__.index(GenerationResultBase)] for name in vars(cls)
+    }
 
 
 @given(n=st.integers(1, 5), order=st.permutations(range(5)))

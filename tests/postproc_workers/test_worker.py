@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.engines.base import StepRow, TokenLogprob
+from executor.messages import BODY, FAILED, OUTPUT_END, REQUEST_END, Open, StepRecords
 from executor.result import DetokenizedGenerationResultBase
-from executor.wire import BODY, FAILED, OUTPUT_END, REQUEST_END, Open, StepRecords
 from postproc_workers.hook import EMIT, Emit, HookAction
 from postproc_workers.post_processor import PostProcessor
 from postproc_workers.spec import StreamSpec
@@ -87,7 +87,10 @@ def rows_of(rid: int, at: int, ids: list[int]) -> StepRow:
     return StepRow(rid, 0, [ids[at]], "stop" if last else None, last)
 
 
-@pytest.mark.parametrize("where", ["process", "bad id", "negative id", "alternative", "hook", "arguments", "hook's constructor", "spec", "output"])
+@pytest.mark.parametrize(
+    "where",
+    ["process", "bad id", "negative id", "alternative", "hook", "arguments", "hook's constructor", "spec", "output"],
+)
 def test_a_request_fails_alone(where: str) -> None:
     """Others in the same step get the bytes they get without it; it gets an error, and the engine is told."""
 
@@ -113,7 +116,9 @@ def test_a_request_fails_alone(where: str) -> None:
 
     worker = worker_of({**ALL_POST_PROCESSORS, **BROKEN}, hook_factory=hook)
     healthy = Bench(spec)
-    outputs = [worker.receive([StepRecords([], [], [], [], opens=[Open(rid, 0, 0, data) for rid, data in specs.items()])])]
+    outputs = [
+        worker.receive([StepRecords([], [], [], [], opens=[Open(rid, 0, 0, data) for rid, data in specs.items()])])
+    ]
     for at in range(len(HELLO)):
         rows = [rows_of(rid, at, ids[rid]) for rid in (1, 2, 3) if at < len(ids[rid])]
         if where == "alternative":
@@ -129,7 +134,9 @@ def test_a_request_fails_alone(where: str) -> None:
     cancels = [pair for output in outputs for pair in output.cancels]
     if where in ("arguments", "spec"):
         assert bodies[2] == b"" and cancels == [(2, -1)]
-        flags = [r[4] for output in outputs for emissions in output.emissions.values() for r in emissions.rows() if r[0] == 2]
+        flags = [
+            r[4] for output in outputs for emissions in output.emissions.values() for r in emissions.rows() if r[0] == 2
+        ]
         assert flags == [REQUEST_END | FAILED | BODY]
     elif where == "hook's constructor":
         assert "OSError" in (merge_document(bodies[2], CHAT).error or {})["message"] and cancels == [(2, 0)]
@@ -185,7 +192,9 @@ def test_a_hook_that_breaks_on_what_comes_before_a_bad_id() -> None:
 
 def test_a_failing_output_ends_the_whole_request() -> None:
     bench = Bench(spec_of(CHAT, n=3))
-    bench.give(row(HELLO[:1], "length"), row(HELLO[:1], index=1), row([HELLO[0], BAD], index=2), row(HELLO[:1], index=1))
+    bench.give(
+        row(HELLO[:1], "length"), row(HELLO[:1], index=1), row([HELLO[0], BAD], index=2), row(HELLO[:1], index=1)
+    )
     merged = merge_stream(bench.body, CHAT)
     assert merged.error is not None and merged.choices[0].finish_reason == "length"
     assert bench.cancels == [(0, 1), (0, 2)] and bench.worker.stats.late == 1
@@ -228,14 +237,19 @@ def test_emissions_go_to_the_front_end_that_waits() -> None:
     worker = worker_of()
     opens = [opened(rid, spec_of(CHAT), frontend=rid % 2) for rid in range(4)]
     output = worker.receive([StepRecords.build([row(HELLO[:1], rid=rid) for rid in range(4)], opens)])
-    assert {frontend: [r[0] for r in emissions.rows()] for frontend, emissions in output.emissions.items()} == {0: [0, 2], 1: [1, 3]}
+    assert {frontend: [r[0] for r in emissions.rows()] for frontend, emissions in output.emissions.items()} == {
+        0: [0, 2],
+        1: [1, 3],
+    }
 
 
 def test_a_reopened_request_starts_again() -> None:
     worker, spec = worker_of(), spec_of(CHAT)
     first = worker.receive([StepRecords.build([row(HELLO[:2], rid=1)], [opened(1, spec)])])
     again = Open(1, 1, 0, spec.encode(), [(1, False)])
-    second = worker.receive([StepRecords.build([row(HELLO[2:3], rid=1)]), StepRecords.build([row(HELLO[:2], rid=1)], [again])])
+    second = worker.receive(
+        [StepRecords.build([row(HELLO[2:3], rid=1)]), StepRecords.build([row(HELLO[:2], rid=1)], [again])]
+    )
     rows = list(second.emissions[0].rows())
     assert [(r[1], r[3]) for r in rows] == [(0, 3), (1, 2)]
     assert bytes_by_rid(first)[1].startswith(b"data: ") and b'" world"' in rows[1][5] and b"role" not in rows[1][5]
@@ -252,7 +266,10 @@ def silent(record: DetokenizedGenerationResultBase, args: Any) -> bytes:
 @pytest.mark.parametrize("streams", [True, False])
 def test_an_end_without_bytes_is_told(streams: bool) -> None:
     table = {"silent": PostProcessor(silent, lambda args: None, lambda args, message: (b"", False), streams)}
-    for rows, flags in (([row(HELLO[:2], "stop")], OUTPUT_END | REQUEST_END), ([row([BAD])], OUTPUT_END | REQUEST_END | FAILED)):
+    for rows, flags in (
+        ([row(HELLO[:2], "stop")], OUTPUT_END | REQUEST_END),
+        ([row([BAD])], OUTPUT_END | REQUEST_END | FAILED),
+    ):
         bench = Bench(StreamSpec("silent", {}, 1, streams, 0), table=table)
         bench.give(*rows)
         assert [(r[4] & ~BODY, r[5]) for r in bench.rows] == [(flags, b"")] and bench.worker.open_requests == 0
@@ -322,7 +339,11 @@ def test_logprobs_of_a_backlog_stay_with_their_tokens() -> None:
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
 @given(interval=st.integers(1, 12), sizes=st.lists(st.integers(1, 4), max_size=12))
 def test_an_interval_joins_chunks_and_changes_no_text(endpoint: str, interval: int, sizes: list[int]) -> None:
-    bench, whole, ids = Bench(spec_of(endpoint, n=2), stream_interval=interval), Bench(spec_of(endpoint, n=2)), list(HELLO)
+    bench, whole, ids = (
+        Bench(spec_of(endpoint, n=2), stream_interval=interval),
+        Bench(spec_of(endpoint, n=2)),
+        list(HELLO),
+    )
     first = bench.give(row(ids[:1]))
     assert b"Hello" in first, "the first token waits for nothing"
     whole.give(row(ids[:1]))
@@ -389,7 +410,9 @@ def test_finished_requests_leave_no_state() -> None:
 
     def requests(start: int, count: int) -> None:
         for rid in range(start, start + count):
-            worker.receive([StepRecords.build([r._replace(rid=rid) for r in ends[rid % 4]], [Open(rid, 0, 0, specs[rid % 4])])])
+            worker.receive(
+                [StepRecords.build([r._replace(rid=rid) for r in ends[rid % 4]], [Open(rid, 0, 0, specs[rid % 4])])]
+            )
 
     requests(0, 2000)  # fills what is kept on purpose: escaped texts, a decoder's caches
     gc.collect()
@@ -410,5 +433,7 @@ def test_records_may_be_made_by_the_caller() -> None:
         return default_record_creator(rid, spec, vocabulary, keep_text)
 
     worker = worker_of(record_creator=creator)
-    worker.receive([StepRecords([], [], [], [], opens=[opened(4, spec_of(CHAT)), opened(5, spec_of(CHAT, stream=False))])])
+    worker.receive(
+        [StepRecords([], [], [], [], opens=[opened(4, spec_of(CHAT)), opened(5, spec_of(CHAT, stream=False))])]
+    )
     assert made == [(4, False), (5, True)]

@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,13 +41,13 @@ class DeadlineError(AssertionError):
     """Something did not happen in time."""
 
 
-def until(condition: Callable[[], Any], what: str, timeout: float = 10.0) -> Any:
-    """Poll until ``condition()`` is true and return its value; DeadlineError names ``what``."""
+def until(condition: Callable[[], Any], what: str | Callable[[], object], timeout: float = 10.0) -> Any:
+    """Poll until ``condition()`` is true and return its value; DeadlineError says ``what`` has not come."""
     deadline, pause = time.monotonic() + timeout, threading.Event()
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise DeadlineError(f"not within {timeout} s: {what}, but {value!r}")
-        pause.wait(0.01)
+            raise DeadlineError(f"not within {timeout} s: {what() if callable(what) else what}")
+        pause.wait(0.02)
     return value
 
 
@@ -209,7 +210,8 @@ class Server:
     def assert_clean(self) -> None:
         """Nothing of it is left in its TMPDIR, and no process."""
         assert not self.everybody(), self.everything()
-        assert os.listdir(self._tmp) == [], self.everything()
+        left = [name for name in os.listdir(self._tmp) if not name.startswith("torchinductor_")]  # torch's own cache
+        assert left == [], self.everything()
 
     def destroy(self) -> None:
         """End whatever is still there; for the end of a test that failed."""
@@ -219,6 +221,7 @@ class Server:
         self.process.kill()
         self.process.wait()
         self._reader.join(5.0)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -17,22 +17,109 @@ FOLDER = Path(__file__).parent / "tokenizers"
 #: What output of a model is made of where it is hard: parts of tags and of stops, characters that end inside of a token.
 FRAGMENTS = [
     *("<thi", "nk>", "</thi", "</", "<", ">", "</tool", "_call>", "<tool", "<|", "|>", "<|im", "_end|>", "[TOOL", "]"),
-    *("ST", "STO", "OP", "P.", "STOP", "TOP", "aab", "aa", "ab", "aaab", "END", "EN", "D.", "ENDED", "User", ":", "###"),
+    *(
+        "ST",
+        "STO",
+        "OP",
+        "P.",
+        "STOP",
+        "TOP",
+        "aab",
+        "aa",
+        "ab",
+        "aaab",
+        "END",
+        "EN",
+        "D.",
+        "ENDED",
+        "User",
+        ":",
+        "###",
+    ),
     *("Hello", " world", "the", " the", " answer", " is", "ing", " a", ", ", ". ", "  ", "\n", "\n\n", "\t", "."),
     *('"', "\\", '{"', '":', "}", "0", "1", "42", "-", "/", "'", "&amp;", "\r", "\x00", "\x1f", "\u2028", "\u2029"),
-    *("é", "ñ", "ü", "世", "界", "世界", "你好", "서울", "뷁", "Ω", "😀", "🎉", "👍🏽", "\u200d", "e\u0301", "\ufeff", "\ufffd"),
+    *(
+        "é",
+        "ñ",
+        "ü",
+        "世",
+        "界",
+        "世界",
+        "你好",
+        "서울",
+        "뷁",
+        "Ω",
+        "😀",
+        "🎉",
+        "👍🏽",
+        "\u200d",
+        "e\u0301",
+        "\ufeff",
+        "\ufffd",
+    ),
 ]
 
 #: Bytes that stop inside a character, or begin inside one.
-PARTIAL = [b"\xf0\x9f", b"\x98\x80", b"\xf0\x9f\x98", b"\x80!", b"\xe4\xb8", b"\x96", b" \xf0", b"a\xe4", b"\x96b", b"\xc3", b"\xff"]
+PARTIAL = [
+    b"\xf0\x9f",
+    b"\x98\x80",
+    b"\xf0\x9f\x98",
+    b"\x80!",
+    b"\xe4\xb8",
+    b"\x96",
+    b" \xf0",
+    b"a\xe4",
+    b"\x96b",
+    b"\xc3",
+    b"\xff",
+]
 
 SPECIAL = ["<|end|>", "<|pad|>", "<|role|>"]
 #: Added, but no special tokens.
 MARKS = ["<think>", "</think>"]
 
 PIECES = [
-    *("▁", "▁▁", "▁the", "▁answer", "▁Hello", "Hello", "▁world", "▁is", "ing", "▁a", "a", "b", "ab", ".", ",", "▁,", "\n"),
-    *("ST", "OP", "▁STO", "P", "END", "▁END", "<", ">", '"', "\\", "é", "世", "界", "▁서울", "뷁", "😀", "-", "1", "2", "'s"),
+    *(
+        "▁",
+        "▁▁",
+        "▁the",
+        "▁answer",
+        "▁Hello",
+        "Hello",
+        "▁world",
+        "▁is",
+        "ing",
+        "▁a",
+        "a",
+        "b",
+        "ab",
+        ".",
+        ",",
+        "▁,",
+        "\n",
+    ),
+    *(
+        "ST",
+        "OP",
+        "▁STO",
+        "P",
+        "END",
+        "▁END",
+        "<",
+        ">",
+        '"',
+        "\\",
+        "é",
+        "世",
+        "界",
+        "▁서울",
+        "뷁",
+        "😀",
+        "-",
+        "1",
+        "2",
+        "'s",
+    ),
 ]
 
 
@@ -50,7 +137,11 @@ def _spell(data: bytes) -> str:
 
 def byte_level() -> Tokenizer:
     """Ids 0..255 are the bytes, then FRAGMENTS, PARTIAL, SPECIAL, MARKS."""
-    strings = [*_alphabet(), *(_spell(text.encode()) for text in FRAGMENTS if len(text.encode()) > 1), *map(_spell, PARTIAL)]
+    strings = [
+        *_alphabet(),
+        *(_spell(text.encode()) for text in FRAGMENTS if len(text.encode()) > 1),
+        *map(_spell, PARTIAL),
+    ]
     tokenizer = Tokenizer(models.BPE({string: i for i, string in enumerate(dict.fromkeys(strings))}, []))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])

@@ -10,7 +10,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-_KINDS = {"/v1/chat/completions": ("chat.completion.chunk", "chat.completion"), "/v1/completions": ("text_completion",) * 2}
+_KINDS = {
+    "/v1/chat/completions": ("chat.completion.chunk", "chat.completion"),
+    "/v1/completions": ("text_completion",) * 2,
+}
 
 
 def _no_constant(name: str) -> Any:
@@ -77,7 +80,9 @@ def merge_stream(body: bytes, endpoint: str, *, include_usage: bool = False, con
 
 
 def _error(error: Any) -> dict[str, Any]:
-    assert isinstance(error, dict) and error.keys() == {"message", "type", "param", "code"}, f"no error object: {error!r}"
+    assert isinstance(error, dict) and error.keys() == {"message", "type", "param", "code"}, (
+        f"no error object: {error!r}"
+    )
     assert isinstance(error["message"], str) and error["message"] and isinstance(error["type"], str)
     return error
 
@@ -95,7 +100,9 @@ def _add_chunk(merged: Merged, chunk: dict[str, Any], endpoint: str, include_usa
     if not chunk["choices"]:
         merged.usage = _usage(chunk["usage"])
         return
-    assert (chunk.get("usage") is not None) == continuous, f"usage, though continuous_usage_stats is {continuous}: {chunk}"
+    assert (chunk.get("usage") is not None) == continuous, (
+        f"usage, though continuous_usage_stats is {continuous}: {chunk}"
+    )
     if continuous:
         _usage(chunk["usage"])
     (item,) = chunk["choices"]

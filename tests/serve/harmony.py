@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from executor.engines.base import StepRow
-from executor.wire import Open, StepRecords
+from executor.messages import Open, StepRecords
 from postproc_workers.hook import HookFactory
 from postproc_workers.spec import StreamSpec
 from postproc_workers.vocabulary import Vocabulary

@@ -184,12 +184,17 @@ def test_what_does_not_fit_says_the_numbers(
 
 def test_without_a_limit_the_answer_may_fill_the_context() -> None:
     assert sampling(chat(), 99).max_tokens == 1
-    assert sampling(completion(), 40).max_tokens == 60
+    assert sampling(chat(), 40).max_tokens == 60
     assert sampling(chat(max_tokens=60), 40).max_tokens == 60
 
 
+def test_a_completion_without_a_limit_has_16_tokens_or_what_fits() -> None:
+    assert sampling(completion(), 40).max_tokens == 16
+    assert sampling(completion(), 90).max_tokens == 10
+
+
 def test_the_longest_prompt_decides() -> None:
-    assert completed(completion(), [[1], [1] * 30, [1, 2]]).sampling.max_tokens == 70
+    assert completed(completion(), [[1], [1] * 95, [1, 2]]).sampling.max_tokens == 5
 
 
 def test_every_field_reaches_the_engine() -> None:

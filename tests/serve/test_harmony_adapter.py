@@ -1,4 +1,4 @@
-"""Harmony on token ids, through a worker: what each frame means, whole or broken, and the laws for every sequence of ids."""
+"""Harmony on token ids, through a worker: what a frame means, whole or broken, and laws for every sequence of ids."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def said(choice: Choice) -> Said:
 
 
 def check(text: str, wanted: Said, finish: str = "stop", **request: Any) -> None:
-    """Every cut of a stream, and the unary body, say what is wanted; so does the text with its marks spelled out."""
+    """Every cut of a stream, and the unary body, say what is wanted."""
     ids = encode(text)
-    ended = "tool_calls" if finish == "stop" and wanted[2] and not isinstance(request.get("tool_choice"), dict) else finish
+    called = finish == "stop" and wanted[2] and not isinstance(request.get("tool_choice"), dict)
+    ended = "tool_calls" if called else finish
     for cuts in every_cut(len(ids)):
         choice = chat(ids, cuts, finish, **request).choices[0]
         assert (said(choice), choice.finish_reason) == (wanted, ended), cuts
@@ -55,8 +56,9 @@ WELL_FORMED: dict[str, tuple[str, Said]] = {
     "no constrain": ("<|channel|>commentary to=functions.ping json<|message|>{}<|call|>", ("", "", [("ping", "{}")])),
     "no type": ("<|channel|>commentary to=functions.ping<|message|>{}<|call|>", ("", "", [("ping", "{}")])),
     "preamble": (
-        f"<|channel|>commentary<|message|>I look.<|end|>{NEXT}<|channel|>commentary to=functions.ping<|message|>{{}}<|call|>",
-        ("", "I look.", [("ping", "{}")]),
+        f"<|channel|>commentary<|message|>So.<|end|>{NEXT}"
+        "<|channel|>commentary to=functions.ping<|message|>{}<|call|>",
+        ("", "So.", [("ping", "{}")]),
     ),
     "two calls, then text": (
         f"<|channel|>commentary to=functions.ping<|message|>{{}}<|end|>{NEXT}<|channel|>commentary to=functions.search"
@@ -77,7 +79,7 @@ WELL_FORMED: dict[str, tuple[str, Said]] = {
     "another tool": (
         "<|channel|>commentary to=browser.search json<|message|>{}<|call|>", ("", "", [("browser.search", "{}")])
     ),
-    "a declared tool by its bare name": ("<|channel|>final to=search<|message|>{}<|call|>", ("", "", [("search", "{}")])),
+    "a declared tool, barely named": ("<|channel|>final to=search<|message|>{}<|call|>", ("", "", [("search", "{}")])),
     "marks spelled with ordinary tokens in an argument": (
         '<|channel|>commentary to=functions.search<|message|>{"q": "<|"}<|call|>', ("", "", [("search", '{"q": "<|"}')])
     ),
@@ -139,7 +141,7 @@ BROKEN: dict[str, tuple[str, Said]] = {
     "an unknown channel": ("<|channel|>thoughts<|message|>Hi.<|return|>", ("", "Hi.", [])),
     "an unknown channel and no message": ("<|channel|>thoughts<|return|>", ("", "thoughts", [])),
     "an unknown role": ("<|start|>Hello, you.<|return|>", ("", "Hello, you.", [])),
-    "the user's turn": (f"<|start|>user<|message|>More?<|end|>{NEXT}<|channel|>final<|message|>Hi.", ("", "More?Hi.", [])),
+    "the user's turn": (f"<|start|>user<|message|>Hm?<|end|>{NEXT}<|channel|>final<|message|>Hi.", ("", "Hm?Hi.", [])),
     "strange marks": (
         "<|channel|>final<|message|>Use <|reserved_200009|>one<|startoftext|> two<|endoftext|>", ("", "Use one two", [])
     ),
@@ -182,8 +184,8 @@ def test_marks_written_with_ordinary_tokens_are_text() -> None:
 
 def test_characters_are_whole_and_what_a_mark_cuts_off_stays_on_its_side() -> None:
     face = "😀".encode()
-    ids = [*encode("<|channel|>final<|message|>a"), *spell(face[:2]), *encode(f"<|end|>{NEXT}<|channel|>final<|message|>b")]
-    ids += [*spell(face), *encode("<|return|>")]
+    ids = encode("<|channel|>final<|message|>a") + spell(face[:2])
+    ids += encode(f"<|end|>{NEXT}<|channel|>final<|message|>b") + spell(face) + encode("<|return|>")
     for cuts in every_cut(len(ids)):
         assert chat(ids, cuts).choices[0].content == "a\N{REPLACEMENT CHARACTER}b😀"
 
@@ -203,9 +205,9 @@ def test_ids_that_are_characters_are_read_as_text() -> None:
     ("prompt", "text", "wanted"),
     [
         ("<|start|>assistant<|channel|>final<|message|>He", "llo.<|return|>", ("", "llo.", [])),
-        ("<|start|>assistant<|channel|>analysis<|message|>", f"Hm.<|end|>{NEXT}<|channel|>final<|message|>Hi.", ("Hm.", "Hi.", [])),
-        ("<|start|>assistant<|channel|>", "analysis<|message|>Hm.<|end|>", ("Hm.", "", [])),
-        ("<|start|>assistant to=functions.search<|channel|>commentary<|message|>{", '"q": 1}<|call|>', ("", "", [("search", '"q": 1}')])),
+        (f"{NEXT}<|channel|>analysis<|message|>", f"A.<|end|>{NEXT}<|channel|>final<|message|>Hi.", ("A.", "Hi.", [])),
+        (f"{NEXT}<|channel|>", "analysis<|message|>Hm.<|end|>", ("Hm.", "", [])),
+        (f"{NEXT} to=functions.f<|channel|>commentary<|message|>{{", '"q": 1}<|call|>', ("", "", [("f", '"q": 1}')])),
         ("<|start|>user<|message|>Hi<|end|>", f"{NEXT}<|channel|>final<|message|>Hi.<|return|>", ("", "Hi.", [])),
         ("no marks in this tail", "<|channel|>final<|message|>Hi.<|return|>", ("", "Hi.", [])),
     ],
@@ -258,7 +260,7 @@ def test_usage_counts_every_token() -> None:
 
 # ---------------------------------------------------------------------------------------------------- stops and hooks
 
-STOPPED = "<|channel|>analysis<|message|>A STOP b<|end|><|start|>assistant<|channel|>final<|message|>One, two. END<|return|>"
+STOPPED = f"<|channel|>analysis<|message|>A STOP b<|end|>{NEXT}<|channel|>final<|message|>One, two. END<|return|>"
 
 
 @pytest.mark.parametrize(
@@ -333,8 +335,24 @@ def test_what_a_hook_hides_does_not_gather() -> None:
 
 #: What breaks every header, so that it is text wherever it stands.
 _TEXTS = [f"{{{i}!é😀}}" for i in range(6)]
-_HEADER = ["assistant", "analysis", "comment", "ary", "final", " to", "to=", "=functions", ".search", "json", "user", " ", "\n"]
-_HEADER += ["get_weather", "functions.", "python", "a", "<|", "|>", "STOP", "ST"]
+_HEADER = [
+    *(
+        "assistant",
+        "analysis",
+        "comment",
+        "ary",
+        "final",
+        " to",
+        "to=",
+        "=functions",
+        ".search",
+        "json",
+        "user",
+        " ",
+        "\n",
+    ),
+    *("get_weather", "functions.", "python", "a", "<|", "|>", "STOP", "ST"),
+]
 _BYTES = [b"\xf0\x9f", b"\x98\x80", b"\xe4\xb8", b"\xff", b"\xc3"]
 
 fragments = st.one_of(

@@ -1,4 +1,4 @@
-"""The laws that every reasoning format keeps, on text made of its own markers. A new row is tested by being registered."""
+"""The laws that every reasoning format keeps, on text of its own markers. A new row is tested by being registered."""
 
 from __future__ import annotations
 
@@ -28,14 +28,20 @@ def texts(name: str) -> st.SearchStrategy[str]:
     """Markers, whole and cut, newlines and text."""
     whole = markers(REASONING_PARSERS[name])
     cut = [each[:end] for each in whole for end in (1, len(each) // 2, len(each) - 1)] + [each[1:] for each in whole]
-    pieces = whole * 2 + [each for each in cut if each] + ["\n", "\n\n", " ", "a", "<", "word. ", "日本", "😀", "|", "</th", "ink>"]
+    pieces = (
+        whole * 2
+        + [each for each in cut if each]
+        + ["\n", "\n\n", " ", "a", "<", "word. ", "日本", "😀", "|", "</th", "ink>"]
+    )
     return st.lists(st.sampled_from(pieces) | st.text(max_size=3), max_size=14).map("".join)
 
 
 def prompts(name: str) -> st.SearchStrategy[str]:
     """A prompt that opens a block, one that closes it, one that says nothing, none."""
     row = REASONING_PARSERS[name]
-    return st.sampled_from([*PROMPTS, f"<|im_start|>assistant\n{row.opens[0]}\n", f"{row.opens[0]}\n{row.closes[0]}\n\n"])
+    return st.sampled_from(
+        [*PROMPTS, f"<|im_start|>assistant\n{row.opens[0]}\n", f"{row.opens[0]}\n{row.closes[0]}\n\n"]
+    )
 
 
 def stream(name: str, pieces: list[str] | str, prompt: str) -> list[Event]:
@@ -85,9 +91,9 @@ def test_span_is_where_the_reasoning_was(name: str, data: st.DataObject) -> None
     start, end = parser.span or (0, 0)
     assert end is not None and 0 <= start <= end <= len(text)
     label = row.label.strip()
-    assert text[start:end].strip(row.trimmed).removeprefix(label).strip(row.trimmed) == reasoning.removeprefix(label).strip(
-        row.trimmed
-    )
+    assert text[start:end].strip(row.trimmed).removeprefix(label).strip(row.trimmed) == reasoning.removeprefix(
+        label
+    ).strip(row.trimmed)
 
 
 @every_format
@@ -96,7 +102,11 @@ def test_plain_text_passes_at_once(name: str) -> None:
     for prompt, kind in ((f"{row.opens[0]}\n", ReasoningDelta), (f"{row.opens[0]}{row.closes[0]}", ContentDelta)):
         parser = row.parser(prompt)
         kind = ContentDelta if row.keeps_tags else kind
-        first = "Zürich" if not row.keeps_tags or kind is not ContentDelta or row.closes[0] in prompt else row.opens[0] + "Zürich"
+        first = (
+            "Zürich"
+            if not row.keeps_tags or kind is not ContentDelta or row.closes[0] in prompt
+            else row.opens[0] + "Zürich"
+        )
         assert list(parser.feed("Zürich")) == [kind(first)]
         assert list(parser.feed(" is nice.")) == [kind(" is nice.")]
 

@@ -60,7 +60,9 @@ def fold(events: Iterable[Event]) -> Folded:
     return folded
 
 
-def result(name: str, text: str, tools: Sequence[Mapping[str, Any]] = (), step: int = 1) -> tuple[str, list[tuple[str, str]]]:
+def result(
+    name: str, text: str, tools: Sequence[Mapping[str, Any]] = (), step: int = 1
+) -> tuple[str, list[tuple[str, str]]]:
     """(content, [(name, argument text)]) of a text that comes ``step`` characters at a time."""
     folded = fold(stream(name, [text[i : i + step] for i in range(0, len(text), step)], tools))
     return "".join(folded.content), [(call.name, "".join(call.arguments)) for call in folded.tool_calls]
@@ -90,7 +92,13 @@ def render(row: Any, calls: Sequence[Call]) -> str:
     """``calls`` as a model of the row's family writes them."""
     if isinstance(row, PairFormat):
         return "\n".join(_pairs(row, *call) for call in calls)
-    shapes = {JsonFormat: _objects, NamedFormat: _named, XmlFormat: _xml, PythonicFormat: _pythonic, GemmaFormat: _gemma}
+    shapes = {
+        JsonFormat: _objects,
+        NamedFormat: _named,
+        XmlFormat: _xml,
+        PythonicFormat: _pythonic,
+        GemmaFormat: _gemma,
+    }
     return shapes[type(row)](row, calls)
 
 
@@ -147,7 +155,8 @@ def _kind(row: XmlFormat, value: Any) -> str:
 
 def _pairs(row: PairFormat, name: str, args: Mapping[str, Any]) -> str:
     pairs = "".join(
-        f"{row.parameter}{key}{row.key_end}\n{row.value}{xml_value(value)}{row.value_end}\n" for key, value in args.items()
+        f"{row.parameter}{key}{row.key_end}\n{row.value}{xml_value(value)}{row.value_end}\n"
+        for key, value in args.items()
     )
     return f"{row.call}{name}\n{pairs}{row.call_end}"
 

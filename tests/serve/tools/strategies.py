@@ -16,9 +16,10 @@ from tests.serve.tools.formats import Call, render
 
 #: Pieces that mean something in one notation or another.
 COMMON = [
-    '{"name": "f", "arguments": {', '{"name": "f"', '"arguments"', '"parameters": {"k": 1}}', '{"arguments": {}, "name": "g"}',
-    '"k": "v"', ": ", "{", "}", "[", "]", "(", ")", '"', "'", "\\", "\\u00e", "\\ud83d", "\\ude00", "=", ",", ";", "\n", " ",
-    "f", "k", "f(", "k='", "1", "-2.5", "true", "null", "<", ">", "/", "|", "日本", "😀", "functions.f:0", "call:f{",
+    '{"name": "f", "arguments": {', '{"name": "f"', '"arguments"', '"parameters": {"k": 1}}',
+    '{"arguments": {}, "name": "g"}', '"k": "v"', ": ", "{", "}", "[", "]", "(", ")", '"', "'", "=", ",", ";", "\n",
+    " ", "\\", "\\u00e", "\\ud83d", "\\ude00", "f", "k", "f(", "k='", "1", "-2.5", "true", "null",
+    "<", ">", "/", "|", "日本", "😀", "functions.f:0", "call:f{",
     "```", "json", "function", "\u00a0",
 ]  # fmt: skip
 
@@ -28,8 +29,12 @@ NAMES = sorted(TOOL_PARSERS)
 def fragments(name: str) -> st.SearchStrategy[str]:
     """Markers of a format, whole and cut, and common pieces."""
     literals = sorted(set(literals_of(TOOL_PARSERS[name])))
-    cut = [each[:end] for each in literals for end in (1, len(each) // 2, len(each) - 1)] + [each[1:] for each in literals]
-    return st.sampled_from(literals) | st.sampled_from([each for each in cut if each] or [" "]) | st.sampled_from(COMMON)
+    cut = [each[:end] for each in literals for end in (1, len(each) // 2, len(each) - 1)] + [
+        each[1:] for each in literals
+    ]
+    return (
+        st.sampled_from(literals) | st.sampled_from([each for each in cut if each] or [" "]) | st.sampled_from(COMMON)
+    )
 
 
 def soups(name: str) -> st.SearchStrategy[str]:
@@ -42,7 +47,7 @@ def cuts(text: str) -> st.SearchStrategy[list[str]]:
 
     def cut(ends: list[int]) -> list[str]:
         places = [0, *sorted({end % (len(text) + 1) for end in ends}), len(text)]
-        return [text[a:b] for a, b in zip(places, places[1:]) if a < b]
+        return [text[a:b] for a, b in zip(places, places[1:], strict=False) if a < b]
 
     return st.lists(st.integers(0, 10**6), max_size=12).map(cut)
 
@@ -50,7 +55,23 @@ def cuts(text: str) -> st.SearchStrategy[list[str]]:
 # ------------------------------------------------------------------ calls
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
-    ["null", "02139", "12", "true", "it's", 'said "hi"', "a<b", "</p>", "{a}", "[1]", "x, y", "f(x='y')", "&amp;", "\\n", "  pad "]
+    [
+        "null",
+        "02139",
+        "12",
+        "true",
+        "it's",
+        'said "hi"',
+        "a<b",
+        "</p>",
+        "{a}",
+        "[1]",
+        "x, y",
+        "f(x='y')",
+        "&amp;",
+        "\\n",
+        "  pad ",
+    ]
 )
 _NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 _VALUES = st.recursive(
@@ -66,7 +87,9 @@ def representable(name: str, value: Any) -> bool:
         return all(representable(name, each) for each in (value.values() if isinstance(value, dict) else value))
     if isinstance(value, float):
         return math.isfinite(value)
-    return not isinstance(value, str) or not any(each in value for each in literals_of(TOOL_PARSERS[name]) if len(each) > 1)
+    return not isinstance(value, str) or not any(
+        each in value for each in literals_of(TOOL_PARSERS[name]) if len(each) > 1
+    )
 
 
 def calls(name: str) -> st.SearchStrategy[list[Call]]:

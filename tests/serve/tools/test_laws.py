@@ -136,7 +136,11 @@ def test_what_stays_unread_is_bounded(name: str, filler: str) -> None:
     """Nothing is looked at twice but a short end: so the cost is linear in the length of the text."""
     row = TOOL_PARSERS[name]
     bound = 2 * (MAX_BLANKS + MAX_AHEAD) + max(map(len, row.markers.openers + row.markers.closers))
-    for before in (row.markers.openers[0], render(row, [("f", {"k": "v"})]).partition("v")[0], render(row, [("f", {})])):
+    for before in (
+        row.markers.openers[0],
+        render(row, [("f", {"k": "v"})]).partition("v")[0],
+        render(row, [("f", {})]),
+    ):
         parser = row.parser(Calls(TOOLS))
         for char in before + filler * 300:
             parser.feed(char)

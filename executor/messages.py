@@ -1,0 +1,226 @@
+"""The messages between processes, as objects: what each says, and that its columns agree with each other.
+
+How they look as bytes is ``wire.py``'s business alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, NamedTuple
+
+from executor.engines.base import StepRow, TokenLogprob
+from executor.request import GenerationRequest
+
+#: Tokens in one row (column ``count`` is u2); a longer history travels as several rows.
+MAX_COUNT = 0xFFFF
+#: Outputs of one request (column ``index`` is u2).
+MAX_OUTPUTS = 1 << 16
+
+FINISH_REASONS = frozenset(("stop", "length", "abort", "error"))
+
+
+class WireError(ValueError):
+    """A frame that does not hold what its kind promises; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A front end no longer wants a request."""
+
+    rid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A client has all of a request's bytes; its history may go."""
+
+    rid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A worker ended outputs by itself (stop string, hook, failure): (rid, index) pairs, index -1 for all outputs."""
+
+    outputs: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker listens at ``address``."""
+
+    worker: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker is gone. ``delivered``: rid -> per output (tokens whose bytes the client has, whether it has the end)."""
+
+    worker: int
+    delivered: Mapping[int, Sequence[tuple[int, bool]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """First word about a request to a worker. ``delivered`` as in WorkerLost, empty for a new request; rows that repeat
+    what the client has are folded silently. ``epoch`` grows by one with every resume."""
+
+    rid: int
+    epoch: int
+    frontend: int
+    spec: bytes
+    delivered: Sequence[tuple[int, bool]] = ()
+
+
+class Finish(NamedTuple):
+    """The end of an output, as the engine gave it: see ``StepRow``."""
+
+    reason: str
+    stop_token: bool = False
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the executor says of itself, for /metrics and /health: plain numbers by name."""
+
+    values: Mapping[str, Any]
+
+
+Row = tuple[int, int, Sequence[int], Finish | None, Sequence[TokenLogprob] | None]
+"""(rid, index, token ids, finish, logprobs)"""
+
+
+def cut(values: Any, sizes: Iterable[int]) -> Iterator[Any]:
+    """Consecutive slices of the given sizes."""
+    start = 0
+    for size in sizes:
+        yield values[start : start + size]
+        start += size
+
+
+class StepRecords:
+    """One engine step, or several merged, for one worker: columns, sparse finishes, and logprobs where asked for.
+
+    rids, indexes, counts: one value a row. tokens: the rows' ids one after another, ``sum(counts)`` of them.
+    finishes: row number -> Finish. logprobs: row number -> one TokenLogprob per id of that row.
+    stamp: CLOCK_MONOTONIC nanoseconds at which the executor shipped the step.
+    Lengths are checked when it is built (WireError); ``rows`` is the one place that gives rows out.
+    """
+
+    __slots__ = ("opens", "rids", "indexes", "counts", "tokens", "finishes", "logprobs", "stamp")
+
+    def __init__(
+        self,
+        rids: list[int],
+        indexes: list[int],
+        counts: list[int],
+        tokens: list[int],
+        finishes: Mapping[int, Finish] | None = None,
+        logprobs: Mapping[int, Sequence[TokenLogprob]] | None = None,
+        opens: Sequence[Open] = (),
+        stamp: int = 0,
+    ) -> None:
+        self.rids, self.indexes, self.counts, self.tokens = rids, indexes, counts, tokens
+        self.finishes, self.logprobs = finishes or {}, logprobs or {}
+        self.opens, self.stamp = opens, stamp
+        self._check()
+
+    @classmethod
+    def build(cls, rows: Sequence[StepRow], opens: Sequence[Open] = (), stamp: int = 0) -> StepRecords:
+        """Columns of an engine's rows."""
+        tokens: list[int] = []
+        for row in rows:
+            tokens += row.token_ids
+        return cls(
+            [row.rid for row in rows],
+            [row.index for row in rows],
+            [len(row.token_ids) for row in rows],
+            tokens,
+            {i: Finish(r.finish_reason, r.stop_token, r.message) for i, r in enumerate(rows) if r.finish_reason},
+            {i: r.logprobs for i, r in enumerate(rows) if r.logprobs is not None},
+            opens,
+            stamp,
+        )
+
+    def _check(self) -> None:
+        n = len(self.rids)
+        if len(self.indexes) != n or len(self.counts) != n:
+            raise WireError(f"index, count: {len(self.indexes)} and {len(self.counts)} values for {n} rows")
+        if sum(self.counts) != len(self.tokens):
+            raise WireError(f"token: {len(self.tokens)} ids, but count adds up to {sum(self.counts)}")
+        if not all(0 <= i < n for i in self.finishes):
+            raise WireError(f"finish: a row beyond the {n} there are")
+        for i, entries in self.logprobs.items():
+            if not 0 <= i < n or len(entries) != self.counts[i]:
+                raise WireError(f"logprobs: row {i} does not have one entry per token")
+
+    def rows(self) -> Iterator[Row]:
+        """All rows in order. In the usual step (one token a row) every value comes out of a C iterator."""
+        n = len(self.rids)
+        finishes = map(self.finishes.get, range(n)) if self.finishes else repeat(None)
+        logprobs = map(self.logprobs.get, range(n)) if self.logprobs else repeat(None)
+        single = len(self.tokens) == n and (not n or min(self.counts) == 1)
+        tokens: Iterable[Sequence[int]] = zip(self.tokens) if single else cut(self.tokens, self.counts)
+        return zip(self.rids, self.indexes, tokens, finishes, logprobs)
+
+
+#: Emission flags. OUTPUT_END: the output's last bytes; REQUEST_END: the request's; FAILED: with REQUEST_END, an error;
+#: BODY: the bytes are a whole JSON document, not part of an event stream.
+OUTPUT_END, REQUEST_END, FAILED, BODY = 1, 2, 4, 8
+
+
+EmissionRow = tuple[int, int, int, int, int, bytes]
+"""(rid, epoch, index, count, flags, bytes)"""
+
+
+class Emissions:
+    """What a worker made of one or more steps for one front end: a row per output that has something to say.
+
+    counts: how many tokens of the output, from its start, the client has been told of once it has the row's bytes; a
+    resume starts there. payload: all rows' bytes, cut by ``sizes``.
+    stats: a worker's counters, now and then, else None. Lengths are checked when built (WireError).
+    """
+
+    __slots__ = ("worker", "rids", "epochs", "indexes", "counts", "flags", "sizes", "payload", "stats")
+
+    def __init__(
+        self,
+        worker: int,
+        rids: Sequence[int],
+        epochs: Sequence[int],
+        indexes: Sequence[int],
+        counts: Sequence[int],
+        flags: Sequence[int],
+        sizes: Sequence[int],
+        payload: bytes,
+        stats: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.worker, self.rids, self.epochs, self.indexes = worker, rids, epochs, indexes
+        self.counts, self.flags, self.sizes, self.payload, self.stats = counts, flags, sizes, payload, stats
+        n = len(rids)
+        if not (len(epochs) == len(indexes) == len(counts) == len(flags) == len(sizes) == n):
+            raise WireError("emissions: columns of different lengths")
+        if sum(sizes) != len(payload):
+            raise WireError(f"size: adds up to {sum(sizes)}, but the payload has {len(payload)} bytes")
+
+    @classmethod
+    def build(cls, worker: int, rows: Sequence[EmissionRow], stats: Mapping[str, Any] | None = None) -> Emissions:
+        """Columns of (rid, epoch, index, count, flags, bytes) rows."""
+        if not rows:
+            return cls(worker, (), (), (), (), (), (), b"", stats)
+        # Transposing once in C is cheaper than appending to six lists per row, and columns made so agree with each other.
+        made = cls.__new__(cls)
+        made.rids, made.epochs, made.indexes, made.counts, made.flags, payloads = zip(*rows)
+        made.sizes, made.payload = list(map(len, payloads)), b"".join(payloads)
+        made.worker, made.stats = worker, stats
+        return made
+
+    def rows(self) -> Iterator[EmissionRow]:
+        """(rid, epoch, index, count, flags, bytes) of every row, in order."""
+        return zip(self.rids, self.epochs, self.indexes, self.counts, self.flags, cut(self.payload, self.sizes))
+
+
+Message = GenerationRequest | Abort | Release | Cancel | WorkerJoined | WorkerLost | StepRecords | Emissions | Status

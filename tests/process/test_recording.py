@@ -1,0 +1,188 @@
+"""`serve --record`, `tailrace replay`, `--post_processor_hook` and `--stream_interval`, from the command line to the bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.client import Response, fetch
+from tests.process.conftest import CONFIG
+from tests.process.expected import events, expected_body, merged, normalised
+from tests.process.server import TAILRACE, Server, replay_arguments, serving, until
+from tests.process.test_streams import RUNNING, USAGE, assert_equal, chat, completion
+
+SECRET = "hard to forget"
+
+#: Prints, and so would break a worker whose stdout was its parent's pipe; shouts, and ends a stream that asks for it.
+HOOK = '''
+from postproc_workers.hook import EMIT, Replace, SUPPRESS, Terminate
+
+print("loading", "x" * 100_000)
+
+class Shout:
+    def __init__(self):
+        self.seen = 0
+
+    def __call__(self, output, text):
+        print("y" * 10_000)
+        self.seen += 1
+        if "answer" in text:
+            return Terminate("<cut>", "content_filter")
+        if "!" in text:
+            raise RuntimeError("no exclamation marks")
+        return Replace(text.upper()) if text.isascii() else EMIT
+'''
+
+
+def replayed(file: Path, *flags: str) -> bytes:
+    """What `tailrace replay` prints."""
+    run = subprocess.run([TAILRACE, "replay", str(file), *flags], capture_output=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def recorder(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A server that records, and where."""
+    folder = tmp_path_factory.mktemp("recordings") / "made" / "by it"
+    with serving(*replay_arguments(tokenizer, 2, **CONFIG), "--record", str(folder)) as server:
+        yield server, folder
+
+
+def ask(server: Server, request: tuple[str, dict[str, Any]]) -> Response:
+    return asyncio.run(fetch(server.url, *request))
+
+
+def recording_of(folder: Path, response: Response) -> Path:
+    """The file that belongs to a response: it is named after its id."""
+    body = response.body.removeprefix(b"data: ").partition(b"\n")[0]
+    file = folder / f"{json.loads(body)['id']}.jsonl"
+    until(lambda: file.exists() and file.read_bytes().endswith(b"\n"), f"{file}")
+    return file
+
+
+REQUESTS = {
+    "chat": chat("hard", stream=True, n=2, stop=["STOP"], logprobs=True, top_logprobs=1, stream_options=RUNNING),
+    "completion": completion("hard", stream=True, n=2, stop=["END"], stream_options=USAGE),
+    "prompts": completion(["hard", SECRET], stream=True, max_tokens=12, logprobs=1),
+    "unary": chat("hard", n=2, stop=["STOP"]),
+    "unary completion": completion(["hard", "x"], logprobs=2, max_tokens=9),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_replay_prints_what_the_client_received(recorder: tuple[Server, Path], name: str) -> None:
+    server, folder = recorder
+    path, body = REQUESTS[name]
+    streams = bool(body.get("stream"))
+    for _ in range(20):  # a busy machine may have joined two steps: then the merged streams are equal, and we ask again
+        response = ask(server, (path, body))
+        file = recording_of(folder, response)
+        printed = replayed(file, *([] if streams else ["--unary"]))
+        if not streams:
+            assert printed == response.body + b"\n"
+            assert merged(replayed(file, "--split", "random:7"))["choices"].keys() == {0, 1}
+            return
+        assert merged(printed) == merged(response.body)
+        if printed == response.body:
+            break
+    else:
+        raise AssertionError("never the same bytes")
+    for split in ("whole", "every:3", "random:1"):
+        assert merged(replayed(file, "--split", split)) == merged(response.body)
+
+
+def test_prompts_are_not_recorded(recorder: tuple[Server, Path]) -> None:
+    server, folder = recorder
+    messages = [{"role": "system", "content": SECRET}, {"role": "user", "content": SECRET}]
+    responses = [ask(server, completion(SECRET)), ask(server, ("/v1/chat/completions", {"messages": messages, "max_tokens": 4}))]
+    for response in responses:
+        file = recording_of(folder, response)
+        text = file.read_text()
+        assert SECRET not in text and json.loads(text)["prompt_tokens"] == response.json()["usage"]["prompt_tokens"]
+        assert json.loads(replayed(file, "--unary")) == response.json()
+
+
+def test_a_request_without_a_model_name(recorder: tuple[Server, Path]) -> None:
+    server, folder = recorder
+    response = ask(server, ("/v1/completions", {"prompt": "hard"}))
+    assert json.loads(replayed(recording_of(folder, response), "--unary")) == response.json()
+
+
+@pytest.fixture(scope="module")
+def hooked(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A server with a hook, records with prompts, and four tokens per event."""
+    folder = tmp_path_factory.mktemp("hook")
+    (folder / "our_hooks.py").write_text(HOOK)
+    flags = ["--post-processor-hook", "our_hooks:Shout", "--stream-interval=4", "--record", str(folder), "--record-prompts"]
+    with serving(*replay_arguments(tokenizer, 1, **CONFIG), *flags, PYTHONPATH=str(folder)) as server:
+        yield server, folder
+        assert server.stop(signal.SIGINT) == 0
+
+
+def test_a_hook_replaces_and_terminates(hooked: tuple[Server, Path], tokenizer: Path) -> None:
+    server, folder = hooked
+    body = chat("hard", stream=True, n=2)[1]
+    response = ask(server, chat("hard", stream=True, n=2))
+    got, plain = merged(response.body)["choices"], merged(expected_body(CONFIG, tokenizer, "/v1/chat/completions", body))["choices"]
+    upper = "".join(c.upper() if c.isascii() else c for c in plain[0]["text"])
+    assert got[0]["text"] == upper and got[0]["finish"] == plain[0]["finish"]
+    assert got[1]["text"] == "THE<cut>" and got[1]["finish"] == [("content_filter", None)]
+    assert "hard" in recording_of(folder, response).read_text()
+
+
+def test_a_hook_that_raises_fails_its_request_alone(hooked: tuple[Server, Path]) -> None:
+    server, _ = hooked
+    worker = server.workers()
+
+    async def both() -> list[Response]:
+        return await asyncio.gather(*(fetch(server.url, *chat(text, stream=True)) for text in ("hard", "slow")))
+
+    good, bad = asyncio.run(both())
+    assert not merged(good.body)["errors"]
+    (error,) = merged(bad.body)["errors"] or [None]
+    assert (error is None) == ("!" not in bad.body.decode()) or error["type"] == "server_error"
+    assert server.workers() == worker
+
+
+def test_four_tokens_per_event(hooked: tuple[Server, Path], tokenizer: Path) -> None:
+    server, _ = hooked
+    path, body = completion("words", stream=True, max_tokens=41)
+    response = ask(server, (path, body))
+    pieces = [event["choices"][0]["text"] for event in events(response.body)]
+    assert len(pieces) <= 12
+    everything = merged(expected_body(CONFIG, tokenizer, path, body))["choices"][0]["text"]
+    assert "".join(pieces).casefold() == everything.casefold() or "answer" in everything or "!" in everything
+
+
+ERRORS = {
+    "no file": (["nowhere.jsonl"], "No such file"),
+    "no json": (["bad.jsonl"], "Expecting value"),
+    "no recording": (["list.jsonl"], "a recording is a JSON object"),
+    "no outputs": (["empty.jsonl"], "outputs"),
+    "no such split": (["good.jsonl", "--split", "some"], "split"),
+    "no such cut": (["good.jsonl", "--split", "every:0"], "every:N"),
+    "a folder": (["."], "directory"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_replay_says_what_is_wrong(tmp_path: Path, name: str) -> None:
+    good = {"name": "a", "endpoint": "/v1/completions", "request": {"prompt": "x"}, "prompt_tokens": 1}
+    good["outputs"] = [{"index": 0, "text": "hello", "finish_reason": "stop"}]
+    (tmp_path / "good.jsonl").write_text(json.dumps(good))
+    (tmp_path / "empty.jsonl").write_text('{"name": "a"}')
+    (tmp_path / "list.jsonl").write_text("[1]")
+    (tmp_path / "bad.jsonl").write_text("not json")
+    arguments, message = ERRORS[name]
+    run = subprocess.run([TAILRACE, "replay", *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert run.returncode == 1 and run.stdout == ""
+    assert run.stderr.startswith("tailrace replay: ") and message in run.stderr and run.stderr.count("\n") == 1
+    assert_equal({}, normalised(b""), b"")
