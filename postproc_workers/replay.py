@@ -45,6 +45,7 @@ def replay(
     split: ``whole``, ``each``, ``every:N``, ``at:K`` or ``random:SEED``. base_dir: folder of the recording's file;
     ``server.tokenizer`` is relative to it. RecordingError for a malformed recording or split.
     """
+    _check_types(recording)
     outputs = [_read_output(entry, i) for i, entry in enumerate(_outputs(recording))]
     admit: Admission = load_object(admission, "admission")
     spec = admit(recording, stream)
@@ -79,6 +80,16 @@ class RecordedOutput:
         if stop < len(self.token_ids):
             return row
         return self.finish._replace(token_ids=row.token_ids, logprobs=logprobs)
+
+
+def _check_types(recording: Mapping[str, Any]) -> None:
+    """The keys around the outputs, so that what reads them need not look twice."""
+    for name, kind in (("server", dict), ("prompt", str)):
+        if not isinstance(recording.get(name), kind | None):
+            raise RecordingError(f"{name}: {kind.__name__} is needed")
+    tokens = recording.get("prompt_tokens", 0)
+    if type(tokens) is not int or tokens < 0:
+        raise RecordingError("prompt_tokens: a number of tokens is needed")
 
 
 def _outputs(recording: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -425,6 +425,7 @@ def test_a_recording_holds_no_prompt_unless_asked_for() -> None:
         "request": {"messages": [{"role": "user", "content": ""}], "stop": "x"},
         "server": {"tokenizer": "t.json", "tool_parser": None, "reasoning_parser": None},
         "prompt": "<|assistant|><think>\n",
+        "minted": {"id": "chatcmpl-7", "created": 1700000000, "model": "llm"},
     }
 
 
