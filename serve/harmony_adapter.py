@@ -50,8 +50,8 @@ def harmony_spec(spec: StreamSpec, reasoning_parser: str | None, tool_parser: st
 
 
 class _Mark(NamedTuple):
-    """A mark in the queue. text: what of it is in the record's text: "", or all of it in a vocabulary that has the marks
-    as ordinary tokens."""
+    """A mark in the queue. text: what of it the record's text has: nothing, or all of it where the vocabulary, such as
+    one converted from another format, has the marks as tokens that are not special."""
 
     kind: int
     text: str = ""
@@ -135,13 +135,19 @@ class TokenQueue:
     # -------------------------------------------------------------------------------- queue -> machine
 
     def _release(self, text: str, ended: bool) -> None:
-        """Read the queue as far as ``text`` goes."""
+        """Read the queue as far as ``text`` goes. A mark behind it waits for the next text: so a step without text has
+        no events, and a stream that another worker takes over there misses none."""
+        if not text and not ended and (self._holds or not self._waiting):
+            return
         if self._agrees(text, ended):
             self._read(text)
         else:
             self._replace(text)
-        if ended:
+        if ended and self._queue:
+            last = self._queue[0]
             self._queue.clear()  # what a stop has cut off
+            if isinstance(last, _Mark):  # the token that stopped the output is not shown, but it is a mark all the same
+                self._feed(last)
 
     def _agrees(self, text: str, ended: bool) -> bool:
         if not self._holds and not ended:
@@ -163,12 +169,14 @@ class TokenQueue:
             self._read_part(len(text) - at)
 
     def _read_part(self, count: int) -> None:
-        """The first characters of a token. Those of a mark say nothing yet, and wait."""
+        """The first characters of a token. A mark is one with its last character."""
         entry = self._queue[0]
+        self._waiting -= count
         if isinstance(entry, str):
             self._machine.text(entry[:count])
             self._queue[0] = entry[count:]
-            self._waiting -= count
+        else:
+            self._queue[0] = entry._replace(text=entry.text[count:])
 
     def _feed(self, piece: _Mark | str) -> None:
         if isinstance(piece, _Mark):

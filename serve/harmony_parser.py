@@ -6,11 +6,11 @@
     <|start|>assistant<|channel|>final<|message|>...<|return|>                                  content
 
 The hard thing is that a model breaks this frame: it leaves out ``<|start|>`` or ``<|message|>``, opens a message inside
-another, writes without any frame. A parser for the well-formed grammar is no help there. The ``openai-harmony`` package's
-raises where a ``<|start|>`` is missing or a recipient stands in an unusual place, shows marks inside a message as text,
-drops what has no frame, wants a vocabulary file that a server need not have, and takes 5.7 µs a token (0.0.8, CPU). So
-this is a small machine of its own with two states, header and body. Every mark has a meaning in both, and no order of
-marks and text is an error. What it promises:
+another, writes without any frame. A parser for the well-formed grammar is no help there. The one in the
+``openai-harmony`` package raises where a ``<|start|>`` is missing or a recipient stands in an unusual place, shows
+marks inside a message as text, drops what has no frame, wants a vocabulary file that a server need not have, and takes
+5.7 µs a token (0.0.8, CPU). So this is a small machine of its own with two states, header and body. Every mark has a
+meaning in both, and no order of marks and text is an error. What it promises:
 
 * Text between marks is either a header or goes out, once; a header's words never go out, an answer's always do.
   ``harmony_header.py`` tells them apart.
@@ -273,7 +273,7 @@ _NEXT = {START: ROLE, CHANNEL_MARK: CHANNEL}
 
 
 class HarmonyTextParser:
-    """Harmony whose marks are spelled in the text, as a recording of text has them, or raw text that somebody pastes."""
+    """Harmony whose marks are spelled in the text, as a recording of text has them, or a text to be tried out."""
 
     __slots__ = ("machine", "_ended", "_scanner")
 

@@ -6,6 +6,7 @@ as text, with U+FFFD for what is no character. Minus infinity is no JSON: -9999.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ FLOOR = -9999.0
 
 def finite(value: float) -> float:
     """A log-probability that JSON can hold."""
+    if value == math.inf:
+        return 0.0
     return value if value > FLOOR else FLOOR  # not max(): NaN has to become the floor too
 
 
@@ -60,6 +63,9 @@ class CompletionLogprobs:
     def _alternatives(self, entry: Logprob, vocabulary: TokenBytes) -> dict[str, float] | None:
         if not self._top:
             return None
-        alternatives = {vocabulary.token_text(i): finite(value) for i, value in entry.top[: self._top]}
+        alternatives: dict[str, float] = {}
+        for token_id, value in entry.top[: self._top]:
+            # Parts of characters all read as U+FFFD here: the most likely one is told.
+            alternatives.setdefault(vocabulary.token_text(token_id), finite(value))
         # The sampled token is always among them (the API's documented "up to logprobs + 1 elements").
         return alternatives | {vocabulary.token_text(entry.token_id): finite(entry.logprob)}

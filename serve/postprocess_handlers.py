@@ -178,7 +178,7 @@ def _chat_choice(args: ChatPostprocArgs, output: CompletionOutput) -> dict[str, 
     return {
         "index": output.index,
         "message": message,
-        "logprobs": {"content": choice.logprobs, "refusal": None} if args.logprobs else None,
+        "logprobs": {"content": choice.logprobs, "refusal": None} if choice.logprobs else None,
         "finish_reason": finish_reason_of(output.finish_reason, choice.parser, args.tool_choice),
         "stop_reason": output.stop_reason,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from postproc_workers.spec import StreamSpec
@@ -37,15 +38,16 @@ def _spec(recording: Mapping[str, Any], stream: bool) -> StreamSpec:
             completion, prompt_tokens=tokens, prompt_texts=texts, facts=facts, minted=minted, streaming=stream
         )
     if endpoint == RESPONSES:
-        request = parse(ResponsesRequest, body)
+        request, said = parse(ResponsesRequest, body), _minted_keys(recording)
         return response_spec(
             request,
             chat_request(request),
             prompt=prompt,
             prompt_tokens=tokens,
-            facts=facts,
+            facts=replace(facts, default_sampling={name: said.get(name) for name in ("temperature", "top_p")}),
             minted=minted,
             streaming=stream,
+            stored=said.get("store") is True,
         )
     raise BadRequestError(f"endpoint: {endpoint!r} cannot be replayed.", param="endpoint")
 

@@ -19,6 +19,8 @@ from serve.responses_protocol import ResponsesRequest, response_object
 ENDPOINT = "/v1/responses"
 
 _NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
+#: What a response says that neither the request nor the tokens decide.
+SAID = ("temperature", "top_p", "store")
 #: What a recording without prompts leaves out: what the client said, and who it is.
 _PRIVATE = ("instructions", "previous_response_id", "user", "metadata", "safety_identifier", "prompt_cache_key")
 
@@ -84,21 +86,24 @@ def response_spec(
         spec,
         post_processor="responses_stream" if streaming else "responses_unary",
         args=spec.args | {"response": response_object(request, said)},
-        recording=_recording(request, spec.recording, facts),
+        recording=_recording(request, spec.recording, said, facts),
     )
 
 
 def _effective(asked: float | None, name: str, facts: ServerFacts) -> float:
     """The client's value, the model's preset, or 1."""
     value = asked if asked is not None else facts.default_sampling.get(name)
-    return float(value) if value is not None else 1.0
+    return float(value) if isinstance(value, int | float) else 1.0
 
 
-def _recording(request: ResponsesRequest, chat: dict[str, Any] | None, facts: ServerFacts) -> dict[str, Any] | None:
-    """What chat would record, with this endpoint's request."""
+def _recording(
+    request: ResponsesRequest, chat: dict[str, Any] | None, said: dict[str, Any], facts: ServerFacts
+) -> dict[str, Any] | None:
+    """What chat would record, with this endpoint's request, and what else the server said of it."""
     if chat is None:
         return None
     body = request.as_sent()
     if not facts.record_prompts:
         body = {name: value for name, value in body.items() if name not in _PRIVATE} | {"input": ""}
-    return chat | {"endpoint": ENDPOINT, "request": body}
+    minted = chat["minted"] | {name: said[name] for name in SAID}
+    return chat | {"endpoint": ENDPOINT, "request": body, "minted": minted}

@@ -96,6 +96,11 @@ class ResponsesStreamingProcessor:
         status = "completed" if reason == "stop" else "incomplete"
         return self._snapshot(status, usage, reason if reason != "stop" else None)
 
+    def resumed(self) -> None:
+        """What was folded so far had been sent by another worker, in more and smaller deltas perhaps: go on with a
+        number that it cannot have used. Every delta has a character at least."""
+        self._sequence += sum(len(item.text) for item in self.items)
+
     # -------------------------------------------------------------------------------- items
 
     def _add(self, event: Event) -> bytes:
@@ -188,6 +193,10 @@ class ResponsesPostprocArgs:
         self.processor = ResponsesStreamingProcessor(args["response"])
         self.harmony = HarmonyParser(args, 0) if is_harmony(args) else None
         self.parser: EventParser | None = self.harmony or chat_parser(args, 0)
+
+    def resumed(self) -> None:
+        """The client has everything up to here from another worker."""
+        self.processor.resumed()
 
     def events(self, record: Record) -> list[Event]:
         """What the last step adds."""

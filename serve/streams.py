@@ -30,12 +30,13 @@ class ClientStream:
 
     def feed(self, payload: bytes, flags: int) -> None:
         """More bytes from a worker; flags as in ``executor.wire``."""
+        if flags & FAILED and not payload:
+            self.fail("The request was refused by its worker.")
+            return
         if flags:
             self.whole = bool(flags & BODY)
             self.failed = bool(flags & FAILED)
             self.ended = bool(flags & REQUEST_END)
-            if self.failed and not payload:
-                payload = EngineError("The request was refused by its worker.").body()
         self._begun = self._begun or not self.whole
         self._parts.append(payload)
         self._news.set()

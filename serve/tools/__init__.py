@@ -81,11 +81,11 @@ TOOL_PARSERS: dict[str, ToolFormat] = {
     "json": json_format(FENCE, bare="{["),
     "kimi_k2": NamedFormat(
         Markers(
-            ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
-            ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+            ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>"),
+            ("<|tool_call_end|>", "<|tool_call_section_end|>", "<|tool_calls_section_end|>"),
         ),
         ("<|tool_call_argument_begin|>",),
-        sections=("<|tool_calls_section_begin|>",),
+        sections=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
         header=re.compile(r"(?:(?:functions\.)?(?P<name>[\w./-]+):)?(?P<index>\d+)"),
         ids=kimi_id,
     ),

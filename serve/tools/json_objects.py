@@ -69,14 +69,9 @@ class JsonParser(MarkupParser):
         self._bare = format.bare
 
     def markup(self, opener: str) -> Steps[None]:
-        reader, char = self.reader, opener
-        # A bare bracket completes before a marker that begins with one.
-        tails = tuple(each[1:] for each in self.markers.openers if len(each) > 1 and each[0] == opener)
-        bare = opener in self._bare and (not tails or (yield from reader.literal(tails)) is None)
-        if not bare:
-            if opener == FENCE:
-                yield from reader.run(_WORD)
-            char = yield from self._bracket()
+        bare = yield from self._is_bare(opener)
+        fenced = not bare and (yield from self._fence(opener))
+        char = opener if bare else (yield from self._bracket())
         in_list = char == "["
         if in_list:
             char = yield from self._bracket()
@@ -84,10 +79,10 @@ class JsonParser(MarkupParser):
         if char != "{" or not (yield from self.object(strict=strict)):
             return self.reject()
         yield from self._more(in_list, strict)
-        if opener == FENCE:
-            yield from reader.space()
-            if (yield from reader.literal((FENCE,))) is None:
-                reader.cut_off((FENCE,))
+        if fenced:
+            yield from self.reader.space()
+            if (yield from self.reader.literal((FENCE,))) is None:
+                self.reader.cut_off((FENCE,))
 
     def object(self, *, strict: bool) -> Steps[bool]:
         """The members of an object whose brace was taken. Whether they make a call."""
@@ -101,6 +96,19 @@ class JsonParser(MarkupParser):
             return self._begin(call, "{}")
         cut_off = self.reader.ended and self.reader.idle
         return cut_off and (not strict or call.name in self.calls.tools) and self._begin(call, "".join(call.held))
+
+    def _is_bare(self, opener: str) -> Steps[bool]:
+        """Whether a bracket stands alone: it completes before a marker that begins with one does."""
+        tails = tuple(each[1:] for each in self.markers.openers if len(each) > 1 and each[0] == opener)
+        return opener in self._bare and (not tails or (yield from self.reader.literal(tails)) is None)
+
+    def _fence(self, opener: str) -> Steps[bool]:
+        """Whether a code fence was opened, here or by ``opener``; its language is taken too."""
+        yield from self.reader.space()
+        fenced = opener == FENCE or (yield from self.reader.literal((FENCE,))) is not None
+        if fenced:
+            yield from self.reader.run(_WORD)
+        return fenced
 
     def _bracket(self) -> Steps[str]:
         yield from self.reader.space()

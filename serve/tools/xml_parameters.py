@@ -231,7 +231,8 @@ class XmlParser(MarkupParser):
         self.calls.arguments(head)
         yield from json_span(self.reader, self.calls.arguments, depth=1)
         yield from self.reader.space()
-        yield from self.reader.literal((self._format.call_end,))
+        if (yield from self.reader.literal((self._format.call_end,))) is None:
+            self.reader.cut_off((self._format.call_end,))
 
     def _begin(self) -> set[str]:
         if self._given is None:

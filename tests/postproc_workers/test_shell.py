@@ -163,9 +163,7 @@ def test_a_recording_replays_to_the_same_bytes(
     stream = request_body.get("stream", True)
     sent, recording = recorded(tmp_path, endpoint, rows, **request_body)
     whole = len(rows) == 1
-    again = replay(recording, split="whole" if whole else "each", stream=stream)
-    name, created = recording["name"].encode(), b'"created":0'
-    assert again.replace(b"replay-" + name, name).replace(created, b'"created":1700000000') == sent
+    assert replay(recording, split="whole" if whole else "each", stream=stream) == sent
 
 
 def test_a_recording_of_several_choices(tmp_path: Path) -> None:

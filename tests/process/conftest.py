@@ -28,6 +28,7 @@ CONFIG: dict[str, Any] = {
         script("hard", *OTHER, logprobs=True),
         script("slow", *SLOW, *HARD, logprobs=True),
         script("slow", *SLOW, *OTHER, logprobs=True),
+        script("excited", "Hello", " world", "!", " the", "Hello"),
         script("broken", "Hello", " world", finish_reason="error", message="the engine has had enough"),
     ],
 }

@@ -31,7 +31,7 @@ TAILRACE = Path(sys.executable).with_name("tailrace")
 #: Rendered, a conversation is its messages' texts one after another.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
-START_TIMEOUT = 60.0
+START_TIMEOUT = 110.0
 STOP_TIMEOUT = 20.0
 _LISTENS = re.compile(r"tailrace serves \S+ at (http://\S+)")
 _ROLES = {"executor.process": "executor", "postproc_workers.process": "worker"}

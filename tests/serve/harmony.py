@@ -37,17 +37,19 @@ _PARTS = re.compile(f"({'|'.join(map(re.escape, (*MARKS, *STRANGE, *WORDS)))})")
 
 
 @lru_cache
-def _tokenizer() -> Any:
+def _tokenizer(special: bool = True) -> Any:
     tokenizer = byte_level()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in (*MARKS, *STRANGE)])
+    marks = [AddedToken(text, special=special, normalized=False) for text in (*MARKS, *STRANGE)]
+    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(marks)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in WORDS])
     return tokenizer
 
 
 @lru_cache
-def vocabulary() -> Vocabulary:
-    """The vocabulary. Marks are special tokens, ids 0..255 are the bytes, WORDS are ordinary tokens."""
-    return Vocabulary.from_library(_tokenizer())
+def vocabulary(special: bool = True) -> Vocabulary:
+    """The vocabulary. Marks are special tokens, or with the same ids not special; ids 0..255 are the bytes, WORDS are
+    ordinary tokens."""
+    return Vocabulary.from_library(_tokenizer(special))
 
 
 @lru_cache
@@ -82,14 +84,26 @@ def play(
     spec: StreamSpec, steps: Sequence[StepRow], *, hook: HookFactory | None = None, words: Vocabulary | None = None
 ) -> bytes:
     """The body that a worker makes of the steps."""
+    return b"".join(play_steps(spec, steps, hook=hook, words=words))
+
+
+def play_steps(
+    spec: StreamSpec,
+    steps: Sequence[StepRow],
+    *,
+    hook: HookFactory | None = None,
+    words: Vocabulary | None = None,
+    delivered: Sequence[tuple[int, bool]] = (),
+) -> list[bytes]:
+    """What each step adds to the body. delivered: per output the tokens that the client has already, and the end."""
     worker = PostprocWorker(words or vocabulary(), POST_PROCESSORS, hook)
-    body = b""
-    opening = StepRecords([], [], [], [], opens=[Open(0, 0, 0, spec.encode())])
-    for records in (opening, *(StepRecords.build([step]) for step in steps)):
-        for emissions in worker.receive([records]).emissions.values():
-            body += b"".join(row[5] for row in emissions.rows())
+    worker.receive([StepRecords([], [], [], [], opens=[Open(0, 0, 0, spec.encode(), delivered)])])
+    parts = []
+    for step in steps:
+        emissions = worker.receive([StepRecords.build([step])]).emissions.get(0)
+        parts.append(b"".join(row[5] for row in emissions.rows()) if emissions is not None else b"")
     assert worker.open_requests == 0
-    return body
+    return parts
 
 
 def spec(*, stream: bool = True, prompt: str = "<|start|>assistant", **request: Any) -> StreamSpec:
@@ -105,10 +119,11 @@ def chat(
     *,
     stream: bool = True,
     hook: HookFactory | None = None,
+    words: Vocabulary | None = None,
     **request: Any,
 ) -> Merged:
     """What a chat response with these ids merges to."""
-    body = play(spec(stream=stream, **request), rows(ids, cuts, finish), hook=hook)
+    body = play(spec(stream=stream, **request), rows(ids, cuts, finish), hook=hook, words=words)
     if not stream:
         return merge_document(body, CHAT)
     asked = request.get("stream_options", {})

@@ -14,7 +14,7 @@ from postproc_workers.hook import Emit, Replace, Suppress
 from postproc_workers.vocabulary import Vocabulary
 from tests.helpers import CHAT
 from tests.recordings.checker import Choice, merge_document, merge_stream
-from tests.serve.harmony import MARKS, STRANGE, chat, encode, every_cut, play, rows, spec, spell
+from tests.serve.harmony import MARKS, STRANGE, chat, encode, every_cut, play, play_steps, rows, spec, spell, vocabulary
 
 THINK = "<|channel|>analysis<|message|>Hm.<|end|>"
 NEXT = "<|start|>assistant"
@@ -188,6 +188,15 @@ def test_characters_are_whole_and_what_a_mark_cuts_off_stays_on_its_side() -> No
     ids += encode(f"<|end|>{NEXT}<|channel|>final<|message|>b") + spell(face) + encode("<|return|>")
     for cuts in every_cut(len(ids)):
         assert chat(ids, cuts).choices[0].content == "a\N{REPLACEMENT CHARACTER}b😀"
+
+
+@pytest.mark.parametrize("name", [*WELL_FORMED, *BROKEN])
+def test_marks_need_not_be_special_tokens(name: str) -> None:
+    text, wanted = (WELL_FORMED | BROKEN)[name]
+    ids = encode(text)
+    for cuts in every_cut(len(ids)):
+        for request in ({}, {"stop": ["d|>zzz", "nal<|mz"]}):
+            assert said(chat(ids, cuts, words=vocabulary(special=False), **request).choices[0]) == wanted, cuts
 
 
 def test_ids_that_are_characters_are_read_as_text() -> None:
@@ -370,13 +379,14 @@ requests = st.sampled_from(
 finishes = st.sampled_from(["stop", "length", "abort"])
 
 
-@given(outputs, st.lists(st.integers(1, 60)), requests, finishes)
+@given(outputs, st.lists(st.integers(1, 60)), requests, finishes, st.booleans())
 def test_any_cut_of_any_ids_merges_to_the_unary_body(
-    ids: list[int], cuts: Sequence[int], request: dict[str, Any], finish: str
+    ids: list[int], cuts: Sequence[int], request: dict[str, Any], finish: str, special: bool
 ) -> None:
-    whole = chat(ids, (), finish, stream=False, **request)
+    words = vocabulary(special)
+    whole = chat(ids, (), finish, stream=False, words=words, **request)
     for some in (cuts, (), range(1, len(ids))):
-        assert chat(ids, some, finish, **request).choices == whole.choices
+        assert chat(ids, some, finish, words=words, **request).choices == whole.choices
 
 
 @given(st.lists(st.one_of(st.sampled_from([*MARKS, *STRANGE, *_HEADER]), st.sampled_from(_TEXTS)), max_size=14))
@@ -388,3 +398,15 @@ def test_no_text_is_lost_and_no_mark_is_shown(parts: list[str]) -> None:
         assert sum(each.count(text) for each in shown) == parts.count(text)
     for mark in (*MARKS, *STRANGE):
         assert not any(mark in each for each in (*shown, *(name for name, _ in calls)))
+
+
+def test_a_step_without_text_has_no_events() -> None:
+    """A worker that takes over is told how many tokens the client has: no event may lie between them and their text."""
+    ids = encode(WELL_FORMED["a call without arguments"][0] + f"{NEXT}<|channel|>final<|message|>Hi.<|return|>")
+    made = spec()
+    for known in range(1, len(ids)):
+        steps = rows(ids, [known], "stop")
+        first = play_steps(made, steps)
+        again = play_steps(made, steps, delivered=[(known, False)])
+        assert again[0] == b""
+        assert said(merge_stream(first[0] + again[1], CHAT).choices[0]) == ("", "Hi.", [("ping", "{}")])

@@ -92,6 +92,15 @@ def test_a_recording_says_what_was_asked_and_without_prompts_quotes_nobody() -> 
     assert kept is not None and kept["request"] == body and kept["prompt"] == "P"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_recording_is_replayed_to_the_letter(stream: bool) -> None:
+    facts = replace(FACTS, record=True, record_prompts=True, default_sampling={"temperature": 0.25})
+    live = spec_of(admit(facts, stream=stream, stored=True, instructions="Be brief."))
+    assert live.recording is not None
+    replayed = admit_recording(live.recording | {"prompt_tokens": 10}, stream)
+    assert isinstance(replayed, StreamSpec) and replayed.args["response"] == live.args["response"]
+
+
 def test_a_recording_is_admitted_as_the_request_was() -> None:
     item = {"type": "function_call_output", "call_id": "of a response that is not here", "output": "1"}
     body = {"model": "m", "input": [item], "previous_response_id": "resp_0"}

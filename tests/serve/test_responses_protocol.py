@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from serve.errors import BadRequestError
 from serve.openai_protocol import parse
@@ -216,6 +218,29 @@ def test_what_chat_refuses_is_refused_under_the_same_name(body: dict[str, Any], 
     with pytest.raises(BadRequestError) as caught:
         chat_request(request(**body))
     assert caught.value.param == param
+
+
+_NAMES = ["type", "role", "content", "text", "id", "call_id", "name", "arguments", "output", "summary", "message"]
+_NAMES += ["function_call", "function_call_output", "reasoning", "item_reference", "input_text", "user", "assistant"]
+_LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-2, 2), st.floats(allow_nan=False), st.sampled_from(_NAMES))
+_VALUES = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(_NAMES), inner, max_size=5)),
+    max_leaves=12,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*ResponsesRequest.model_fields, "truncation", "background"]), _VALUES, max_size=3),
+    _VALUES,
+)
+def test_any_body_is_taken_or_refused_in_words(body: dict[str, Any], sent: Any) -> None:
+    try:
+        made = request(**{"input": sent} | body)
+        check_calls(made.input)
+        chat_request(made)
+    except BadRequestError as error:
+        assert error.message
 
 
 def test_the_input_is_kept_as_it_was_sent() -> None:

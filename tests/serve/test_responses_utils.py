@@ -16,19 +16,16 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from executor.engines.base import StepRow
-from executor.messages import Open, StepRecords
 from postproc_workers.spec import StreamSpec
 from postproc_workers.vocabulary import Vocabulary
-from postproc_workers.worker import PostprocWorker
 from serve.admission import Minted, ServerFacts
 from serve.events import ContentDelta, Event, Folded, ReasoningDelta, ToolCallDelta
 from serve.openai_protocol import parse
-from serve.post_processors import POST_PROCESSORS
 from serve.responses_admission import response_spec
 from serve.responses_protocol import ResponsesRequest, chat_request
 from serve.responses_utils import ResponsesStreamingProcessor
 from tests.helpers import FACTS
-from tests.serve.harmony import HARMONY, encode, every_cut, play, rows
+from tests.serve.harmony import HARMONY, encode, every_cut, play, play_steps, rows
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
 TOOLS = [{"type": "function", "name": "search", "parameters": SCHEMA}]
@@ -238,25 +235,14 @@ def test_usage_and_the_clients_own_settings_are_in_the_response() -> None:
 # ---------------------------------------------------------------------------------------------------- the end
 
 
-def steps_one_by_one(made: StreamSpec, steps: Sequence[StepRow]) -> list[bytes]:
-    """What each step adds; the opening first."""
-    worker = PostprocWorker(TEXT, POST_PROCESSORS)
-    parts = []
-    opening = StepRecords([], [], [], [], opens=[Open(0, 0, 0, made.encode())])
-    for records in (opening, *map(StepRecords.build, zip(steps))):
-        emissions = worker.receive([records]).emissions.get(0)
-        parts.append(b"".join(row[5] for row in emissions.rows()) if emissions is not None else b"")
-    return parts
-
-
 @pytest.mark.parametrize("facts", [FACTS, HERMES])
 def test_the_final_payload_comes_once_the_record_is_finished_and_not_before(facts: ServerFacts) -> None:
     steps = [StepRow(0, 0, [ord("a")]), StepRow(0, 0, [ord("b")]), StepRow(0, 0, [ord("c")], "stop")]
-    _, *parts = steps_one_by_one(spec(facts), steps)
+    parts = play_steps(spec(facts), steps, words=TEXT)
     assert [part.count(b"response.completed") > 0 for part in parts] == [False, False, True]
     assert [part.count(b'"status":"completed"') > 0 for part in parts] == [False, False, True]
     assert all(parts)
-    assert [bool(part) for part in steps_one_by_one(spec(facts, stream=False), steps)] == [False, False, False, True]
+    assert [bool(part) for part in play_steps(spec(facts, stream=False), steps, words=TEXT)] == [False, False, True]
 
 
 def test_a_failure_in_the_stream_is_the_last_event() -> None:
@@ -346,3 +332,15 @@ def test_any_events_make_a_whole_stream_that_folds_to_the_same(events: list[Even
     assert [(item["call_id"], item["arguments"]) for item in by_type["function_call"]] == [
         (call.id, "".join(call.arguments)) for call in folded.tool_calls
     ]
+
+
+def test_a_worker_that_takes_over_goes_on_with_numbers_that_were_not_used() -> None:
+    first, second = (ResponsesStreamingProcessor({"id": "resp_1"}) for _ in range(2))
+    sent = first.start() + b"".join([first.content(char) for char in "abcdef"])
+    second.start()
+    second.add([ContentDelta("abcdef")])
+    second.resumed()
+    numbers = [event["sequence_number"] for event in happenings(sent)]
+    rest = [json.loads(block.split("data: ")[1]) for block in second.end("stop", {}).decode().split("\n\n") if block]
+    assert rest[0]["sequence_number"] > numbers[-1]
+    assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "abcdef"

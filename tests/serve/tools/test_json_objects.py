@@ -39,6 +39,7 @@ def hermes(body: str) -> tuple[str, list[tuple[str, str]]]:
         ('{"function": {"name": "f", "arguments": {"a": 1}}, "type": "function"}', ("f", '{"a": 1}')),
         ('{"name": "f", "arguments": {}}}}', ("f", "{}")),
         ('{"name": "f", "arguments": { "a" :1 } }', ("f", '{ "a" :1 }')),
+        ('\n```json\n{"name": "f", "arguments": {}}\n```\n', ("f", "{}")),
     ],
 )
 def test_calls(body: str, call: tuple[str, str]) -> None:

@@ -142,7 +142,7 @@ def test_what_stays_unread_is_bounded(name: str, filler: str) -> None:
         render(row, [("f", {})]),
     ):
         parser = row.parser(Calls(TOOLS))
-        for char in before + filler * 300:
+        for char in before + filler * 200:
             parser.feed(char)
             assert len(parser.reader.text) - parser.reader.at <= bound
 

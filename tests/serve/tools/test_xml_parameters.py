@@ -163,6 +163,7 @@ def test_deepseek_v4_may_write_json_instead_of_parameters() -> None:
     second = '<｜DSML｜invoke name="ping">\n</｜DSML｜invoke>'
     text = f"<｜DSML｜tool_calls>\n{first}\n{second}\n</｜DSML｜tool_calls>"
     assert result("deepseek_v4", text, TOOLS) == ("", [("f", '{"city": "Rome"}'), ("ping", "{}")])
+    assert result("deepseek_v4", text.partition("oke>")[0], TOOLS) == ("", [("f", '{"city": "Rome"}')])
     other = text.replace("tool_calls", "function_calls")
     assert result("deepseek_v4", other, TOOLS) == (other, [])
 
