@@ -7,52 +7,32 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
-import secrets
 import time
-import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from executor.proxy import GenerationExecutor
-from executor.request import GenerationRequest
 from postproc_workers.pool import WorkerPool
-from serve.admission import Minted, ServerFacts, admit_chat, admit_completion, check_model
-from serve.errors import ApiError, BadRequestError, MethodNotAllowedError, NotFoundError, OverloadedError
+from serve.admission import ServerFacts, admit_chat, admit_completion, check_model
+from serve.errors import ApiError, BadRequestError, MethodNotAllowedError, NotFoundError
+from serve.gateway import Gateway, ServerState
 from serve.http import (
     JSON,
     ClientGone,
     Header,
-    check_json,
-    read_body,
     request_id,
     send_body,
     send_error,
-    send_stream,
-    watched,
 )
 from serve.metrics import CONTENT_TYPE, ServerMetrics
-from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
+from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from serve.prompts import Prompts
-from serve.streams import ClientStream
+from serve.responses_routes import ResponsesRoutes
+from serve.responses_store import ResponseStore
 
 logger = logging.getLogger("tailrace.serve")
-
-Model = TypeVar("Model", ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
-
-#: Bodies from this size on are parsed in a thread: 1 MB of JSON takes about 10 ms.
-_LARGE_BODY = 128 << 10
-
-
-@dataclass(slots=True)
-class ServerState:
-    """What changes while a server runs. ``unready``: why nobody is admitted, None when all is well."""
-
-    started: float = field(default_factory=time.time)
-    unready: str | None = None
-
 
 class App:
     """The ASGI application. ``facts`` is what admission knows, ``state`` what the launcher tells it."""
@@ -65,10 +45,16 @@ class App:
         state: ServerState,
         pool: WorkerPool | None,
         max_body_bytes: int = 32 << 20,
+        store: ResponseStore | None = None,
     ) -> None:
         self.metrics = ServerMetrics(proxy, pool)
         self._proxy, self._prompts, self._facts = proxy, prompts, facts
-        self._state, self._pool, self._limit = state, pool, max_body_bytes
+        self._state, self._pool = state, pool
+        self._gateway = Gateway(
+            proxy, prompts, state, observe=self.metrics.first_chunk.observe, max_body_bytes=max_body_bytes
+        )
+        # An empty store is falsy.
+        self._responses = ResponsesRoutes(self._gateway, prompts, facts, ResponseStore() if store is None else store)
         self._routes: dict[str, dict[str, Callable[[Scope, Receive, Send, list[Header]], Awaitable[int]]]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completions},
@@ -104,11 +90,13 @@ class App:
         """The route of a path: a label per path would let clients grow the registry."""
         if path in self._routes:
             return path
+        if self._responses.match(path) is not None:
+            return ResponsesRoutes.label(path)
         return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
         path, method = scope["path"], scope["method"]
-        methods = self._routes.get(path)
+        methods = self._routes.get(path) or self._responses.match(path)
         if methods is None and path.startswith("/v1/models/"):
             methods = {"GET": self._model}
         if methods is None:
@@ -122,60 +110,28 @@ class App:
     # -------------------------------------------------------------------------------- generation
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
-        self._check_ready()
-        request = await self._parsed(ChatCompletionRequest, scope, receive)
+        self._gateway.check_ready()
+        request = await self._gateway.parsed(ChatCompletionRequest, scope, receive)
         check_model(request.model, self._facts)
         prompt, ids = await self._prompts.chat(request)
-        minted = self._mint("chatcmpl-")
+        minted = self._gateway.mint("chatcmpl-")
         admitted = admit_chat(request, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=minted)
-        return await self._answer(admitted, request.stream, receive, send, headers)
+        return await self._gateway.answer(admitted, request.stream, receive, send, headers)
 
     async def _completions(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
-        self._check_ready()
-        request = await self._parsed(CompletionRequest, scope, receive)
+        self._gateway.check_ready()
+        request = await self._gateway.parsed(CompletionRequest, scope, receive)
         check_model(request.model, self._facts)
         prompts = await self._prompts.texts(request.prompt)
         texts = await self._prompts.echoes(request.prompt) if request.echo else [""] * len(prompts)
-        minted = self._mint("cmpl-")
+        minted = self._gateway.mint("cmpl-")
         admitted = admit_completion(request, prompts=prompts, prompt_texts=texts, facts=self._facts, minted=minted)
-        return await self._answer(admitted, request.stream, receive, send, headers)
-
-    async def _answer(
-        self, request: GenerationRequest, streams: bool, receive: Receive, send: Send, headers: list[Header]
-    ) -> int:
-        begin, stream = time.monotonic(), ClientStream()
-        self._check_ready()  # again: the shutdown may have begun while the prompt was being tokenized
-        self._proxy.open(request, stream)
-        try:
-            writer = send_stream(send, stream, headers, lambda: self._first_chunk(begin, streams))
-            return int(await watched(receive, stream, writer))
-        finally:
-            if not stream.ended:  # the client left, or writing to it failed
-                self._proxy.discard(request.rid)
-
-    def _first_chunk(self, begin: float, streams: bool) -> None:
-        if streams:
-            self.metrics.first_chunk.observe(time.monotonic() - begin)
-
-    def _check_ready(self) -> None:
-        if self._state.unready is not None:
-            raise OverloadedError(f"The server is {self._state.unready}.", retry_after=5, status=503)
-
-    def _mint(self, prefix: str) -> Minted:
-        """All that is random or clock-like about a request, once; from here on it is a function of its tokens."""
-        return Minted(self._proxy.mint(), prefix + uuid.uuid4().hex, int(time.time()), secrets.randbits(62))
-
-    async def _parsed(self, model: type[Model], scope: Scope, receive: Receive) -> Model:
-        check_json(scope)
-        body = await read_body(receive, self._limit)
-        if len(body) < _LARGE_BODY:
-            return parse(model, body)
-        return await self._prompts.parse(lambda: parse(model, body))
+        return await self._gateway.answer(admitted, request.stream, receive, send, headers)
 
     # -------------------------------------------------------------------------------- around it
 
     async def _tokenize(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
-        request = await self._parsed(TokenizeRequest, scope, receive)
+        request = await self._gateway.parsed(TokenizeRequest, scope, receive)
         check_model(request.model, self._facts)
         if request.messages:
             _, ids = await self._prompts.chat(request)
@@ -186,7 +142,7 @@ class App:
         return await _send_json(send, answer, headers)
 
     async def _detokenize(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
-        request = await self._parsed(DetokenizeRequest, scope, receive)
+        request = await self._gateway.parsed(DetokenizeRequest, scope, receive)
         check_model(request.model, self._facts)
         last = self._facts.vocab_size - 1
         if request.tokens and max(request.tokens) > last:

@@ -42,8 +42,9 @@ from postproc_workers.hook import load_hook
 from postproc_workers.link import InProcessLink
 from postproc_workers.pool import WorkerPool
 from serve.admission import ServerFacts
-from serve.app import App, ServerState
+from serve.app import App
 from serve.config import Config
+from serve.gateway import ServerState
 from serve.http import HttpProtocol
 from serve.parsers import check_names, detect
 from serve.prompts import Prompts

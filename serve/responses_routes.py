@@ -7,21 +7,16 @@ those bytes are sent: a client that answers at once with ``previous_response_id`
 
 from __future__ import annotations
 
-import secrets
-import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from executor.proxy import GenerationExecutor
-from executor.request import GenerationRequest
-from serve.admission import Minted, ServerFacts, check_model
-from serve.errors import BadRequestError, OverloadedError
-from serve.http import JSON, Header, check_json, read_body, send_body, send_stream, watched
-from serve.openai_protocol import parse
+from serve.admission import ServerFacts, check_model
+from serve.errors import BadRequestError
+from serve.gateway import Gateway
+from serve.http import JSON, Header, send_body
 from serve.prompts import Prompts
 from serve.responses_admission import ENDPOINT, admit_response
 from serve.responses_protocol import Item, ResponsesRequest, chat_request, check_calls, item_of
@@ -31,31 +26,15 @@ from serve.streams import ClientStream
 Handler = Callable[[Scope, Receive, Send, list[Header]], Awaitable[int]]
 
 _ONE = ENDPOINT + "/"
-#: Bodies from this size on are parsed in a thread: 1 MB of JSON takes about 10 ms.
-_LARGE_BODY = 128 << 10
 #: The events that end a stream with something to come back to.
 _ENDINGS = (b"event: response.completed\ndata: ", b"event: response.incomplete\ndata: ")
 
 
 class ResponsesRoutes:
-    """The routes and what they share.
+    """The routes of responses, and the store behind them."""
 
-    unready: why nobody is admitted, None when all is well. first_chunk: told of the seconds to a stream's first bytes.
-    """
-
-    def __init__(
-        self,
-        proxy: GenerationExecutor,
-        prompts: Prompts,
-        facts: ServerFacts,
-        store: ResponseStore,
-        *,
-        unready: Callable[[], str | None],
-        first_chunk: Callable[[float], None],
-        max_body_bytes: int = 32 << 20,
-    ) -> None:
-        self._proxy, self._prompts, self._facts, self._store = proxy, prompts, facts, store
-        self._unready, self._first_chunk, self._limit = unready, first_chunk, max_body_bytes
+    def __init__(self, gateway: Gateway, prompts: Prompts, facts: ServerFacts, store: ResponseStore) -> None:
+        self._gateway, self._prompts, self._facts, self._store = gateway, prompts, facts, store
 
     def match(self, path: str) -> Mapping[str, Handler] | None:
         """Method -> handler for a path of ours, else None."""
@@ -73,8 +52,8 @@ class ResponsesRoutes:
     # -------------------------------------------------------------------------------- create
 
     async def _create(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
-        self._check_ready()
-        request = await self._parsed(scope, receive)
+        self._gateway.check_ready()
+        request = await self._gateway.parsed(ResponsesRequest, scope, receive)
         check_model(request.model, self._facts)
         keep = self._keeps(request)
         history = _parsed_items(self._store.history(request.previous_response_id))
@@ -84,10 +63,10 @@ class ResponsesRoutes:
         chat = chat_request(request, history)
         prompt, ids = await self._prompts.chat(chat)
         admitted = admit_response(
-            request, chat, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=self._mint(), stored=keep
+            request, chat, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=self._gateway.mint("resp_"), stored=keep
         )
         stream = _KeepingStream(lambda document: self._keep(document, plain, request)) if keep else ClientStream()
-        return await self._answer(admitted, stream, request.stream, receive, send, headers)
+        return await self._gateway.answer(admitted, request.stream, receive, send, headers, stream)
 
     def _keeps(self, request: ResponsesRequest) -> bool:
         """Whether the response will be stored: unless the client says no; only an explicit yes is refused."""
@@ -99,44 +78,6 @@ class ResponsesRoutes:
 
     def _keep(self, document: bytes, items: Sequence[Mapping[str, Any]], request: ResponsesRequest) -> None:
         self._store.put(document, items, request.previous_response_id)
-
-    async def _answer(
-        self,
-        request: GenerationRequest,
-        stream: ClientStream,
-        streams: bool,
-        receive: Receive,
-        send: Send,
-        headers: list[Header],
-    ) -> int:
-        begin = time.monotonic()
-        self._check_ready()  # again: the shutdown may have begun while the prompt was being tokenized
-        self._proxy.open(request, stream)
-        try:
-            writer = send_stream(send, stream, headers, lambda: self._sent_first(begin, streams))
-            return int(await watched(receive, stream, writer))
-        finally:
-            if not stream.ended:  # the client left, or writing to it failed
-                self._proxy.discard(request.rid)
-
-    def _sent_first(self, begin: float, streams: bool) -> None:
-        if streams:
-            self._first_chunk(time.monotonic() - begin)
-
-    def _check_ready(self) -> None:
-        if (reason := self._unready()) is not None:
-            raise OverloadedError(f"The server is {reason}.", retry_after=5, status=503)
-
-    def _mint(self) -> Minted:
-        """All that is random or clock-like about a request, once; from here on it is a function of its tokens."""
-        return Minted(self._proxy.mint(), "resp_" + uuid.uuid4().hex, int(time.time()), secrets.randbits(62))
-
-    async def _parsed(self, scope: Scope, receive: Receive) -> ResponsesRequest:
-        check_json(scope)
-        body = await read_body(receive, self._limit)
-        if len(body) < _LARGE_BODY:
-            return parse(ResponsesRequest, body)
-        return await self._prompts.parse(lambda: parse(ResponsesRequest, body))
 
     # -------------------------------------------------------------------------------- stored responses
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 from executor.child import ChildError
 from executor.request import PostprocWorkerConfig
@@ -79,7 +80,7 @@ def workers() -> list[psutil.Process]:
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a test on an event loop; no child may be left then."""
     try:
-        asyncio.run(asyncio.wait_for(main(), 90))
+        uvloop.run(asyncio.wait_for(main(), 90))
         assert not workers()
     finally:
         for left in workers():

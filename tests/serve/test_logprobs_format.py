@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor.engines.base import TokenLogprob
 from executor.result import Logprob
 from serve.logprobs_format import FLOOR, CompletionLogprobs, chat_entries, finite
 from tests.helpers import CHAT, COMPLETIONS, Bench, row, spec_of, tokens, vocabulary
 from tests.recordings.checker import merge_document, merge_stream, strict_json
-from executor.engines.base import TokenLogprob
 
 A, B, END = tokens("a", "b", "<|end|>")
 HEAD, TAIL = tokens("\\xf0\\x9f", "\\x98\\x80")

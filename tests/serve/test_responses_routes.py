@@ -21,6 +21,7 @@ from executor.request import GenerationRequest
 from postproc_workers.vocabulary import Vocabulary
 from postproc_workers.worker import PostprocWorker
 from serve.errors import ApiError, NotFoundError
+from serve.gateway import Gateway, ServerState
 from serve.http import Header, send_error
 from serve.post_processors import POST_PROCESSORS
 from serve.prompts import Prompts
@@ -79,8 +80,9 @@ class Server:
         self.executor, self.prompts = Scripted(texts), Rendered()
         self.store = store if store is not None else ResponseStore()  # an empty one is false
         self.first_chunks: list[float] = []
-        told = {"unready": lambda: unready, "first_chunk": self.first_chunks.append}
-        self.routes = ResponsesRoutes(self.executor, self.prompts, HERMES, self.store, **told)
+        state = ServerState(unready=unready)
+        gateway = Gateway(self.executor, self.prompts, state, observe=self.first_chunks.append)
+        self.routes = ResponsesRoutes(gateway, self.prompts, HERMES, self.store)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: list[Header] = []

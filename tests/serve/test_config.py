@@ -1,0 +1,31 @@
+"""One frozen object with all settings."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from serve.config import Config, default_workers
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (7, 1), (8, 2), (16, 4), (32, 8), (128, 8)])
+def test_default_workers(cores: int, workers: int) -> None:
+    assert default_workers(cores) == workers
+
+
+def test_the_default_is_for_this_machine() -> None:
+    assert Config().num_postprocess_workers == default_workers()
+
+
+def test_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().port = 1  # type: ignore[misc]
+
+
+def test_arguments_of_an_engine() -> None:
+    replay = Config(engine="replay", engine_config={"vocab_size": 5})
+    assert replay.engine_args(None) == {"config": {"vocab_size": 5}}
+    own = Config(device="cpu", max_num_seqs=3).engine_args("/a/model")
+    assert own["model_dir"] == "/a/model" and own["device"] == "cpu" and own["max_num_seqs"] == 3
+    assert set(own) == {"model_dir", "device", "dtype", "max_batch_tokens", "max_num_seqs", "max_model_len"}
