@@ -22,6 +22,7 @@ MAX_OUTPUTS = 1 << 16  #: an output's index is 2 bytes in a step's columns
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024  #: a stop string may be held back for its whole length
 MAX_STOP_TOKEN_IDS = 1024
+MAX_VISIBLE_TOKENS = 64
 MAX_TOP_LOGPROBS = 20
 MAX_TOKEN_ID = (1 << 31) - 1  #: ids are 4 bytes, signed, in a step's columns
 MAX_DEPTH = 256  #: nesting of ``args`` and ``recording``; MessagePack libraries themselves give up at 511 to 1024
@@ -41,6 +42,7 @@ class StreamSpec:
     streaming: events as they come, or one document at the end.
     prompt_tokens: length of all prompts together, in tokens; counted once however many choices a prompt has.
     continuation: the text continues the prompt (completions): a space before its first word stays.
+    visible_tokens: texts of special tokens that are shown even where special tokens are skipped: parsers look for them.
     stop: up to 16 strings that end an output; ``include_stop`` leaves the one that matched in the text.
     stop_token_ids: the client's own; an output that one of them ended reports it as its stop reason.
     logprobs: None is off, 0 the sampled token's only, k > 0 also the k most likely ones.
@@ -56,6 +58,7 @@ class StreamSpec:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     continuation: bool = False
+    visible_tokens: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -193,6 +196,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "skip_special_tokens": _flag,
     "spaces_between_special_tokens": _flag,
     "continuation": _flag,
+    "visible_tokens": _tuple_of(_name, MAX_VISIBLE_TOKENS),
     "stop": _tuple_of(_stop, MAX_STOPS),
     "include_stop": _flag,
     "stop_token_ids": _tuple_of(_number(0, MAX_TOKEN_ID), MAX_STOP_TOKEN_IDS),

@@ -64,6 +64,7 @@ class Stage:
             skip_special_tokens=spec.skip_special_tokens,
             spaces_between_special_tokens=spec.spaces_between_special_tokens,
             continuation=spec.continuation,
+            keep=frozenset(spec.visible_tokens),
         )
         self.index, self.output, self.detokenizer = output.index, output, detokenizer
         self.decode, self.pieces, self.flush = detokenizer.decode, detokenizer.pieces, detokenizer.flush

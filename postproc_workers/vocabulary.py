@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,6 +42,8 @@ from postproc_workers.token_tables import Tokens, agrees, build_table, byte_leve
 __all__ = ["DecodeError", "TokenError", "Vocabulary"]
 
 _UNICODE = 0x110000
+#: Sets of kept special tokens whose tables are remembered.
+_MAX_KEEPING = 16
 #: Ids that are searched for an ordinary word to put before a window.
 _ANCHOR_IDS = 4096
 _FORCED_CLEAN_UP = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
@@ -59,6 +62,9 @@ class _Source(Protocol):
 
     kind: str
 
+    def keeping(self, texts: frozenset[str]) -> _Source:
+        """The same, with the special tokens of these texts never skipped."""
+
     def open(self, skip_special_tokens: bool, spaces: bool, continuation: bool) -> Detokenizer: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
@@ -71,10 +77,12 @@ class Vocabulary:
     kind: how text is made: ``byte_level``, ``pieces``, ``window`` or ``text``; for logs and tests.
     """
 
-    __slots__ = ("_clean_up", "_source", "kind", "size")
+    __slots__ = ("_clean_up", "_keeping", "_source", "kind", "size")
 
     def __init__(self, source: _Source, size: int, *, clean_up: bool = False) -> None:
         self._source = source
+        #: sources by what they keep; a server's parsers decide that, so there are one or two
+        self._keeping: dict[frozenset[str], _Source] = {frozenset(): source}
         self._clean_up = clean_up
         self.size = size
         self.kind = source.kind
@@ -137,15 +145,25 @@ class Vocabulary:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
         continuation: bool = False,
+        keep: frozenset[str] = frozenset(),
     ) -> Detokenizer:
         """A detokenizer for one output.
 
         Its text is ``tokenizer.decode(all ids, skip_special_tokens=..., spaces_between_special_tokens=...)``.
         continuation: the output goes on from a prompt, so a space before its first word, which ``decode`` strips at the
         start of a text, stays.
+        keep: texts of special tokens that are never skipped, because a parser looks for them.
         """
-        inner = self._source.open(skip_special_tokens, spaces_between_special_tokens, continuation)
+        inner = self._source_keeping(keep).open(skip_special_tokens, spaces_between_special_tokens, continuation)
         return CleanUpDetokenizer(self.size, inner) if self._clean_up else inner
+
+    def _source_keeping(self, keep: frozenset[str]) -> _Source:
+        source = self._keeping.get(keep)
+        if source is None:
+            if len(self._keeping) >= _MAX_KEEPING:
+                self._keeping = {frozenset(): self._source}
+            source = self._keeping[keep] = self._source.keeping(keep)
+        return source
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token's raw bytes, not always UTF-8; a special token's literal text; b"" without a token."""
@@ -163,6 +181,9 @@ class _TextSource:
 
     kind = "text"
 
+    def keeping(self, texts: frozenset[str]) -> _Source:
+        return self
+
     def open(self, skip_special_tokens: bool, spaces: bool, continuation: bool) -> Detokenizer:
         return TextDetokenizer(_UNICODE)
 
@@ -175,9 +196,16 @@ class _TableSource:
 
     def __init__(self, tokens: Tokens, table: ByteTable) -> None:
         self.kind = "pieces" if isinstance(table, PieceTable) else "byte_level"
-        self._table = table
+        self._tokens, self._table = tokens, table
         #: Bytes of the tokens that are not just the text of the table.
         self._bytes = {**table.partial, **{i: (tokens.strings[i] or "").encode() for i in tokens.special}}
+
+    def keeping(self, texts: frozenset[str]) -> _Source:
+        shown, skipped = self._table.shown, list(self._table.skipped)
+        for token_id in self._tokens.special:
+            if self._tokens.strings[token_id] in texts:
+                skipped[token_id] = shown[token_id]
+        return _TableSource(self._tokens, replace(self._table, skipped=skipped))
 
     def open(self, skip_special_tokens: bool, spaces: bool, continuation: bool) -> Detokenizer:
         if isinstance(self._table, PieceTable):
@@ -218,6 +246,11 @@ class _WindowSource:
                     return (token_id,)
                 spaced = spaced or (token_id,)
         return spaced
+
+    def keeping(self, texts: frozenset[str]) -> _Source:
+        special = frozenset(i for i in self._special if self._strings[i] not in texts)
+        # Ids that are skipped never enter a window, so the library need not skip any, and would skip the kept ones too.
+        return _WindowSource(self._strings, special, lambda ids, skip, spaces: self._decode(ids, False, spaces))
 
     def open(self, skip_special_tokens: bool, spaces: bool, continuation: bool) -> Detokenizer:
         flags = skip_special_tokens, spaces

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from executor.request import GenerationRequest, SamplingParams
@@ -21,6 +21,7 @@ from postproc_workers.spec import MAX_OUTPUTS, StreamSpec
 from serve.errors import BadRequestError, ContextLengthError, NotFoundError
 from serve.harmony_adapter import harmony_spec
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
+from serve.parsers import visible_markers
 
 AnyRequest = ChatCompletionRequest | CompletionRequest
 
@@ -287,6 +288,8 @@ def chat_spec(
     }
     recording = _chat_recording(request, prompt, facts, minted) if facts.record else None
     spec = _spec(request, "chat", args, request.n, prompt_tokens, streaming, recording)
+    # A format's markers may be special tokens, and its parser has to see them.
+    spec = replace(spec, visible_tokens=tuple(sorted(visible_markers(args["reasoning_parser"], args["tool_parser"]))))
     return harmony_spec(spec, facts.reasoning_parser, facts.tool_parser)
 
 

@@ -180,6 +180,9 @@ def _replay(arguments: argparse.Namespace) -> int:
             if arguments.only in str(recording.get("name", "")):
                 body = replay(recording, split=arguments.split, stream=not arguments.unary, base_dir=path.parent)
                 sys.stdout.buffer.write(body if body.endswith(b"\n") else body + b"\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough; nor may the interpreter's own flush at the end complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError) as error:
         print(f"tailrace replay: {path}: {error}", file=sys.stderr)
         return 1

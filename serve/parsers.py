@@ -12,12 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from serve.events import ContentDelta, Event, EventParser, Folded, ReasoningDelta
+from serve.harmony_parser import harmony_text_parser
 from serve.reasoning import REASONING_PARSERS
 from serve.reasoning.blocks import ReasoningParser, TaggedContent, joined
 from serve.tools import TOOL_PARSERS
 from serve.tools.calls import Calls
 from serve.tools.markup import literals_of
 from serve.tools.openings import named_opening, required_opening
+
+#: gpt-oss's format: reasoning and calls are parts of one frame, so it is no stage of either kind.
+HARMONY = "harmony"
 
 
 class ToolStage(Protocol):
@@ -88,7 +92,7 @@ class ChatParser:
         return passed
 
 
-def chat_parser(args: Mapping[str, Any], index: int) -> ChatParser | None:
+def chat_parser(args: Mapping[str, Any], index: int) -> EventParser | None:
     """The parser of choice ``index``; None when all text is content. ValueError for a name that is not known.
 
     Of ``args`` it reads ``id``, ``tool_parser``, ``reasoning_parser``, ``tools``, ``tool_choice``,
@@ -97,6 +101,8 @@ def chat_parser(args: Mapping[str, Any], index: int) -> ChatParser | None:
     reasoning_name, tool_name = args.get("reasoning_parser"), args.get("tool_parser")
     choice = args.get("tool_choice")
     check_names(reasoning_name, tool_name)
+    if HARMONY in (reasoning_name, tool_name):
+        return harmony_text_parser(args, index)
     named = choice if isinstance(choice, Mapping) else None
     if choice == "none" or tool_name is None and named is None and choice != "required":
         tool_name = None
@@ -145,23 +151,24 @@ def finish_reason_of(reason: str | None, parser: EventParser | None, tool_choice
 def check_names(reasoning: str | None, tool: str | None) -> None:
     """Raise ValueError, naming the known ones, for a parser that does not exist. None and "auto" are no names."""
     for kind, name, known in (("reasoning", reasoning, REASONING_PARSERS), ("tool", tool, TOOL_PARSERS)):
-        if name is not None and name not in known:
-            raise ValueError(f"{kind}_parser: {name!r} is not one of {', '.join(sorted(known))}")
+        if name is not None and name != HARMONY and name not in known:
+            raise ValueError(f"{kind}_parser: {name!r} is not one of {', '.join(sorted((*known, HARMONY)))}")
 
 
 def visible_markers(reasoning: str | None, tool: str | None) -> frozenset[str]:
     """The markers of two formats. Where the tokenizer has them as special tokens they must reach the parser as text."""
     markers: set[str] = set()
-    if reasoning is not None:
+    if reasoning in REASONING_PARSERS:
         format = REASONING_PARSERS[reasoning]
         markers.update(format.opens, format.closes, format.ends, format.dropped)
-    if tool is not None:
+    if tool in TOOL_PARSERS:
         markers.update(literals_of(TOOL_PARSERS[tool]))
     return frozenset(map(str.strip, markers))
 
 
 #: What a chat template or the list of special tokens must all contain -> tool parser. The first row that fits wins.
 _TOOL_EVIDENCE: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|start|>", "<|channel|>", "<|message|>"), HARMONY),
     (("<｜DSML｜", "function_calls"), "deepseek_v32"),
     (("<｜DSML｜", "tool_calls"), "deepseek_v4"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
@@ -193,6 +200,7 @@ _TOOL_EVIDENCE: tuple[tuple[tuple[str, ...], str], ...] = (
 
 #: The same for reasoning parsers.
 _REASONING_EVIDENCE: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|start|>", "<|channel|>", "<|message|>"), HARMONY),
     (("<|START_THINKING|>",), "cohere_command3"),
     (("<|channel>", "<channel|>"), "gemma4"),
     (("<seed:think>",), "seed_oss"),

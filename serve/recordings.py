@@ -11,6 +11,7 @@ from postproc_workers.spec import StreamSpec
 from serve.admission import Minted, ServerFacts, chat_spec, completion_spec
 from serve.errors import ApiError, BadRequestError
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, parse
+from serve.parsers import check_names
 from serve.responses_admission import ENDPOINT as RESPONSES
 from serve.responses_admission import response_spec
 from serve.responses_protocol import ResponsesRequest, chat_request
@@ -28,6 +29,10 @@ def _spec(recording: Mapping[str, Any], stream: bool) -> StreamSpec:
     body = json.dumps(recording.get("request")).encode()
     endpoint, prompt, tokens = recording.get("endpoint"), recording.get("prompt") or "", recording.get("prompt_tokens", 0)
     facts, minted = _facts(recording), _minted(recording)
+    try:
+        check_names(facts.reasoning_parser, facts.tool_parser)
+    except ValueError as error:
+        raise BadRequestError(str(error), param="server") from error
     if endpoint == "/v1/chat/completions":
         chat = parse(ChatCompletionRequest, body)
         return chat_spec(chat, prompt=prompt, prompt_tokens=tokens, facts=facts, minted=minted, streaming=stream)

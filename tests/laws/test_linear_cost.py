@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import Bench, row, tokens
+from executor.engines.base import StepRow
+from executor.messages import Open, StepRecords
+from postproc_workers.worker import PostprocWorker
+from tests.helpers import ALL_POST_PROCESSORS, Bench, row, tokens, vocabulary
 from tests.laws.cases import NAMES, Case, Output
 
 IDS = tokens("Hello", " world", "ST", "STO", "\\xf0\\x9f", "\\x98\\x80", "<thi", "nk>", "<|pad|>", "世", "aab", ".")
@@ -90,9 +93,7 @@ def peaks(bench: Bench, case: Case, places: range) -> list[int]:
     return found
 
 
-def records(step: Any) -> Any:
-    from executor.messages import StepRecords
-
+def records(step: StepRow) -> StepRecords:
     return StepRecords.build([step])
 
 
@@ -140,10 +141,6 @@ def test_many_open_requests_cost_a_step_no_more() -> None:
 
 
 def calls_of_a_step(count: int) -> int:
-    from executor.messages import Open, StepRecords
-    from postproc_workers.worker import PostprocWorker
-    from tests.helpers import ALL_POST_PROCESSORS, vocabulary
-
     worker = PostprocWorker(vocabulary(), ALL_POST_PROCESSORS)
     spec = case_of("chat_stream", "plain", 1).spec().encode()
     worker.receive([StepRecords([], [], [], [], opens=[Open(rid, 0, 0, spec) for rid in range(count)])])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from executor.engines.base import StepRow
 from tests.helpers import ALL_POST_PROCESSORS
 from tests.laws.cases import END, NAMES, PAIRS, STREAMING, Case, cases, steps, token_bytes
+from tests.recordings.checker import events, strict_json
 
 #: Post-processors whose laws stand elsewhere, beside what is special about them.
 ELSEWHERE = {
@@ -215,8 +216,6 @@ def test_what_is_held_back_is_the_beginning_of_something(name: str, data: st.Dat
 
 def sent_text(case: Case, body: bytes) -> str:
     """The text of a stream that has not ended."""
-    from tests.recordings.checker import events, strict_json
-
     if case.name == "deltas":
         return "".join(choice.content for choice in case.read(body).choices.values())
     chunks = [strict_json(event) for event in events(body)] if body else []

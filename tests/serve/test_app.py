@@ -1,0 +1,329 @@
+"""The routes, without a server: what reaches the executor, what a client is told, and what is let go of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import pytest
+from starlette.types import Message
+from tokenizers import pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from executor.messages import BODY, REQUEST_END, Abort, Emissions
+from executor.proxy import GenerationExecutor
+from executor.request import GenerationRequest, SamplingParams
+from postproc_workers.pool import WorkerPool
+from serve.admission import ServerFacts
+from serve.app import App, ServerState
+from serve.prompts import Prompts
+from tests.recordings.build_tokenizers import byte_level
+
+T = TypeVar("T")
+
+FACTS = ServerFacts(model="m", max_model_len=500, vocab_size=300, supported=frozenset(f.name for f in fields(SamplingParams)))
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def prompts() -> Prompts:
+    tokenizer = byte_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    made.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    return Prompts(made)
+
+
+class Client:
+    """One exchange with the application. sent: what the application sent; leave: what the client does."""
+
+    def __init__(self, body: bytes, fails_to_read: bool = False) -> None:
+        self.sent: list[Message] = []
+        self.arrived = asyncio.Event()
+        self._incoming: asyncio.Queue[Message] = asyncio.Queue()
+        self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self._fails_to_read = fails_to_read
+
+    async def receive(self) -> Message:
+        return await self._incoming.get()
+
+    async def send(self, message: Message) -> None:
+        if self._fails_to_read and message["type"] == "http.response.body":
+            raise ConnectionResetError
+        self.sent.append(dict(message))
+        self.arrived.set()
+
+    def leave(self) -> None:
+        self._incoming.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.sent[0]["headers"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent[1:])
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Served:
+    """An application whose executor is this test: ``to_executor`` is what it was sent, ``answer`` its answer."""
+
+    def __init__(self, facts: ServerFacts = FACTS, limit: int = 1 << 20, pool: WorkerPool | None = None) -> None:
+        self.proxy, self.state, self.prompts = GenerationExecutor(), ServerState(), prompts()
+        self.to_executor: list[Any] = []
+        self.submitted = asyncio.Event()
+        self.proxy.connect_in_process(self._take)
+        self.app = App(self.proxy, self.prompts, facts, self.state, pool, limit)
+
+    def _take(self, message: Any) -> None:
+        self.to_executor.append(message)
+        self.submitted.set()
+
+    @property
+    def request(self) -> GenerationRequest:
+        request = self.to_executor[0]
+        assert isinstance(request, GenerationRequest)
+        return request
+
+    def answer(self, payload: bytes, flags: int = 0) -> None:
+        self.proxy.receive(Emissions.build(0, [(self.request.rid, 0, 0, 1, flags, payload)]))
+
+    async def call(self, path: str, body: Any = None, method: str = "POST", client: Client | None = None, **headers: str) -> Client:
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        client = client or Client(content)
+        pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": method, "path": path, "headers": pairs}
+        await self.app(scope, client.receive, client.send)
+        return client
+
+    def metric(self, line: str) -> bool:
+        return line in self.app.metrics.render().decode()
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+# -------------------------------------------------------------------------------- generation
+
+
+def test_a_stream() -> None:
+    async def main() -> None:
+        served = Served()
+        call = asyncio.create_task(served.call("/v1/chat/completions", {**CHAT, "stream": True, "n": 2, "seed": 5}, x_request_id="me"))
+        await served.submitted.wait()
+        request = served.request
+        assert (request.prompts, request.n, request.sampling.seed) == ([[72, 105]], 2, 5)
+        served.answer(b"data: 1\n\n")
+        served.answer(b"data: [DONE]\n\n", REQUEST_END)
+        client = await call
+        assert client.status == 200 and client.body == b"data: 1\n\ndata: [DONE]\n\n"
+        assert client.headers[b"x-request-id"] == b"me" and client.headers[b"content-type"].startswith(b"text/event-stream")
+        assert served.proxy.open_requests == 0
+        assert served.metric('path="/v1/chat/completions",status="200"} 1.0') and served.metric("first_chunk_seconds_count 1.0")
+
+    run(main())
+
+
+def test_a_document() -> None:
+    async def main() -> None:
+        served = Served()
+        call = asyncio.create_task(served.call("/v1/completions", {"prompt": ["a", "bc"], "echo": True}))
+        await served.submitted.wait()
+        assert served.request.prompts == [[97], [98, 99]] and served.request.num_outputs == 2
+        served.answer(b"{}", REQUEST_END | BODY)
+        client = await call
+        assert client.status == 200 and client.body == b"{}" and len(client.headers[b"x-request-id"]) == 32
+        assert served.metric("first_chunk_seconds_count 0.0")
+
+    run(main())
+
+
+def test_every_request_is_minted_anew() -> None:
+    async def main() -> None:
+        specs = []
+        for _ in range(2):
+            served = Served()
+            call = asyncio.create_task(served.call("/v1/chat/completions", CHAT))
+            await served.submitted.wait()
+            specs.append((served.request.rid, served.request.spec, served.request.sampling.seed))
+            served.answer(b"{}", REQUEST_END | BODY)
+            await call
+        assert all(a != b for a, b in zip(*specs))
+
+    run(main())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_is_forgotten_and_its_request_aborted(stream: bool) -> None:
+    async def main() -> None:
+        served, client = Served(), Client(json.dumps({**CHAT, "stream": stream}).encode())
+        call = asyncio.create_task(served.call("/v1/chat/completions", client=client))
+        await served.submitted.wait()
+        if stream:
+            served.answer(b"data: 1\n\n")
+            await client.arrived.wait()
+        client.leave()
+        await call
+        assert served.to_executor[1:] == [Abort(served.request.rid)]
+        assert served.proxy.open_requests == 1  # until the executor has confirmed
+        served.answer(b"data: [DONE]\n\n", REQUEST_END)
+        assert served.proxy.open_requests == 0
+        assert served.metric('status="499"} 1.0') and served.metric("tailrace_disconnects_total 1.0")
+
+    run(main())
+
+
+def test_a_write_that_fails_aborts_too() -> None:
+    async def main() -> None:
+        served, client = Served(), Client(json.dumps({**CHAT, "stream": True}).encode(), fails_to_read=True)
+        call = asyncio.create_task(served.call("/v1/chat/completions", client=client))
+        await served.submitted.wait()
+        served.answer(b"data: 1\n\n")
+        with pytest.raises(ConnectionResetError):
+            await call
+        assert served.to_executor[1:] == [Abort(served.request.rid)]
+
+    run(main())
+
+
+def test_a_client_that_leaves_while_it_sends() -> None:
+    async def main() -> None:
+        served, client = Served(), Client(b"")
+        client._incoming.get_nowait()
+        client.leave()
+        await served.call("/v1/chat/completions", client=client)
+        assert client.sent == [] and served.to_executor == [] and served.metric("tailrace_disconnects_total 1.0")
+
+    run(main())
+
+
+# -------------------------------------------------------------------------------- who is not admitted
+
+
+def assert_refused(client: Client) -> None:
+    assert client.status == 503 and client.headers[b"retry-after"] == b"5"
+    assert client.json()["error"]["message"] == "The server is draining." and client.json()["error"]["code"] == "overloaded"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_nobody_is_admitted_while_the_server_ends(path: str) -> None:
+    async def main() -> None:
+        served = Served()
+        served.state.unready = "draining"
+        assert_refused(await served.call(path, CHAT))
+        health = await served.call("/health", method="GET")
+        assert health.status == 503 and health.json() == {"status": "draining", "workers": 0, "open_requests": 0}
+        assert (await served.call("/live", method="GET")).status == 200
+        assert (await served.call("/tokenize", {"prompt": "a"})).status == 200
+
+    run(main())
+
+
+def test_nor_is_who_was_being_tokenized() -> None:
+    """Otherwise the request would be opened behind the drain, and cut off without a word."""
+
+    async def main() -> None:
+        served = Served()
+        tokenize = served.prompts.texts
+
+        async def slow(*arguments: Any) -> list[list[int]]:
+            served.state.unready = "draining"
+            return await tokenize(*arguments)
+
+        served.prompts.texts = slow  # type: ignore[method-assign]
+        assert_refused(await served.call("/v1/completions", {"prompt": "a"}))
+        assert served.to_executor == [] and served.proxy.open_requests == 0
+
+    run(main())
+
+
+def test_a_body_that_is_too_large() -> None:
+    client = run(Served(limit=10).call("/v1/completions", b" " * 11))
+    assert client.status == 413 and client.json()["error"]["code"] == "payload_too_large"
+
+
+def test_a_large_body_is_parsed_in_a_thread() -> None:
+    """It must not delay anybody's next chunk; what is wrong with it is said all the same."""
+    text = "x" * 400_000
+    client = run(Served().call("/v1/completions", {"prompt": text, "nope": 1}))
+    assert client.status == 400 and client.json()["error"]["param"] == "nope"
+    client = run(Served().call("/v1/completions", {"prompt": text}))
+    assert client.status == 400 and client.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_health_without_workers() -> None:
+    pool = WorkerPool(2, {}, str, lambda worker, address: None, lambda worker: None, lambda reason: None)
+    client = run(Served(pool=pool).call("/health", method="GET"))
+    assert client.status == 503 and client.json()["status"] == "without post-processing workers"
+    assert client.json()["worker_restarts"] == 0
+
+
+# -------------------------------------------------------------------------------- the other routes
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [("GET", "/v1/completions", b"POST"), ("POST", "/v1/models/m", b"GET"), ("HEAD", "/tokenize", b"POST"), ("PUT", "/live", b"GET")],
+)
+def test_wrong_methods(method: str, path: str, allow: bytes) -> None:
+    client = run(Served().call(path, method=method))
+    assert client.status == 405 and client.headers[b"allow"] == allow
+    assert client.json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/m", "/v1/models/a/b"])
+def test_the_models_card(path: str) -> None:
+    served = Served(replace(FACTS, model=path.removeprefix("/v1/models/")))
+    card = run(served.call(path, method="GET")).json()
+    assert card["id"] == path.removeprefix("/v1/models/") and card["max_model_len"] == 500
+    assert run(served.call("/v1/models", method="GET")).json() == {"object": "list", "data": [card]}
+    assert run(served.call("/v1/models/other", method="GET")).status == 404
+
+
+def test_paths_do_not_grow_the_metrics() -> None:
+    served = Served()
+
+    async def main() -> None:
+        for i in range(20):
+            await served.call(f"/v1/models/{i}", method="GET")
+            await served.call(f"/some/{i}", method="GET")
+
+    run(main())
+    assert served.metric('path="/v1/models/{model}",status="404"} 20.0') and served.metric('path="other",status="404"} 20.0')
+
+
+def test_tokenize_and_detokenize() -> None:
+    served = Served()
+
+    async def main() -> None:
+        answer = (await served.call("/tokenize", {"prompt": "é!", "return_token_strs": True})).json()
+        assert answer == {"count": 3, "max_model_len": 500, "tokens": [195, 169, 33], "token_strs": ["�", "�", "!"]}
+        assert (await served.call("/tokenize", CHAT)).json()["tokens"] == [72, 105]
+        assert (await served.call("/detokenize", {"tokens": [195, 169, 33]})).json() == {"prompt": "é!"}
+        wrong = await served.call("/detokenize", {"tokens": [1, 300]})
+        assert wrong.status == 400 and "300" in wrong.json()["error"]["message"]
+
+    run(main())
+
+
+def test_version() -> None:
+    assert run(Served().call("/version", method="GET")).json()["version"].count(".") == 2
+
+
+def test_other_kinds_of_connection_are_ignored() -> None:
+    async def main() -> None:
+        client = Client(b"")
+        await Served().app({"type": "lifespan"}, client.receive, client.send)
+        assert client.sent == []
+
+    run(main())
