@@ -6,7 +6,7 @@ encode are included, sockets are not. The floor is the least that any Python wor
 bytes, check that they are UTF-8, escape the text and put it between two constants. It is timed before and after the
 worker; machines drift, so compare ratios, not microseconds of different runs.
 
-    scripts/bench_postproc.py [--requests 256] [--tokens 256] [--workload chat|logprobs|stops|all] [--sweep] [--json]
+    scripts/bench_postproc.py [--requests 256] [--tokens 256] [--workload NAME|all] [--sweep] [--json]
                               [--plot out.png]
 """
 
@@ -26,6 +26,8 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tokenizers import Tokenizer
+
 from executor.engines.base import StepRow, TokenLogprob
 from executor.messages import Open, StepRecords
 from executor.models import resolve_model
@@ -33,10 +35,11 @@ from executor.wire import decode, encode
 from postproc_workers.spec import StreamSpec
 from postproc_workers.vocabulary import Vocabulary
 from postproc_workers.worker import PostprocWorker
-from serve.postprocess_handlers import POST_PROCESSORS
+from serve.post_processors import POST_PROCESSORS
+from serve.recordings import admit_recording
 
 SWEEP = (16, 64, 256, 1024, 4096)
-WORKLOADS = ("chat", "logprobs", "stops")
+WORKLOADS = ("chat", "logprobs", "stops", "reasoning", "tools", "harmony", "responses")
 #: A line is the best of at least 3 runs, and of so many that short ones mean something too.
 REPEATS, ENOUGH_TOKENS = 3, 400_000
 
@@ -46,17 +49,46 @@ much water stands above it: "power" is a matter of both ends. def flow(head: flo
 """
 
 
+HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
+TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {
+    "type": "object", "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}}}}}]  # fmt: skip
+
+
+def script(workload: str, words: int) -> str:
+    """What the model says, some ``words`` long: prose, or prose in the workload's format."""
+    prose = TEXT * (words * 8 // len(TEXT) + 1)
+    half = prose[: words * 4]
+    call = json.dumps({"name": "search", "arguments": {"query": half[:600], "limit": 3}}, ensure_ascii=False)
+    return {
+        "reasoning": f"<think>\n{half}\n</think>\n\n{prose}",
+        "tools": f"{half[:400]}\n" + f"<tool_call>\n{call}\n</tool_call>\n" * (words // 100 + 1),
+        "harmony": f"<|channel|>analysis<|message|>{half}<|end|><|start|>assistant<|channel|>final<|message|>{prose}",
+    }.get(workload, prose)
+
+
 def spec(workload: str) -> StreamSpec:
-    """A chat stream's spec; the workload says what the client asked for besides text."""
-    logprobs, stops = workload == "logprobs", workload == "stops"
-    args: dict[str, Any] = {
-        "id": "chatcmpl-0123456789abcdef0123456789abcdef", "created": 1700000000, "model": "bench", "n": 1,
-        "include_usage": False, "continuous_usage": False, "role": "assistant", "logprobs": logprobs,
-        "top_logprobs": 5 if logprobs else 0, "tool_parser": None, "reasoning_parser": None, "tools": [],
-        "tool_choice": "none", "parallel_tool_calls": True, "include_reasoning": True, "prompt_tail": "",
-    }  # fmt: skip
-    stop = ("</answer>", "Observation:", "\n\nUser:", "<|end|>") if stops or logprobs else ()
-    return StreamSpec("chat_stream", args, 1, True, 20, stop=stop, logprobs=5 if logprobs else None)
+    """A stream's spec, made by admission from what a client would send for this workload."""
+    body: dict[str, Any] = {"model": "bench", "messages": [{"role": "user", "content": "Go ahead."}]}
+    stops = ["</answer>", "Observation:", "\n\nUser:", "<|end|>"]
+    body |= {
+        "logprobs": {"logprobs": True, "top_logprobs": 5, "stop": stops},
+        "stops": {"stop": stops},
+        "tools": {"tools": TOOLS},
+    }.get(workload, {})
+    recording: dict[str, Any] = {
+        "name": "bench",
+        "endpoint": "/v1/responses" if workload == "responses" else "/v1/chat/completions",
+        "request": {"model": "bench", "input": "Go ahead."} if workload == "responses" else body,
+        "server": {
+            "tool_parser": "harmony" if workload == "harmony" else "hermes" if workload == "tools" else None,
+            "reasoning_parser": {"harmony": "harmony", "reasoning": "qwen3"}.get(workload),
+        },
+        "prompt_tokens": 20,
+    }
+    made = admit_recording(recording, True)
+    if isinstance(made, bytes):
+        raise RuntimeError(made.decode())
+    return made
 
 
 def frames(ids: Sequence[int], requests: int, tokens: int, workload: str) -> list[bytes]:
@@ -66,10 +98,12 @@ def frames(ids: Sequence[int], requests: int, tokens: int, workload: str) -> lis
     entry = None
     if workload == "logprobs":
         entry = [TokenLogprob(-0.125, tuple((i, -0.125 - i) for i in range(5)))]
+    # Formats have a beginning, so those streams are all alike; in prose each begins elsewhere.
+    apart = 0 if workload in ("reasoning", "tools", "harmony") else 7
     for step in range(tokens):
         last = step == tokens - 1
         rows = [
-            StepRow(rid, 0, (ids[(rid * 7 + step) % len(ids)],), "length" if last else None, logprobs=entry)
+            StepRow(rid, 0, (ids[(rid * apart + step) % len(ids)],), "length" if last else None, logprobs=entry)
             for rid in range(requests)
         ]
         made.append(encode(StepRecords.build(rows, stamp=1)))
@@ -180,17 +214,16 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--plot", metavar="PNG", help="draw cost against concurrency")
     options = parser.parse_args()
-    source = options.tokenizer or str(resolve_model(None, progress=lambda text: print(text, file=sys.stderr)).directory)
-    vocabulary = Vocabulary.load(source)
-    from tokenizers import Tokenizer
-
-    path = Path(source)
-    ids = Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path)).encode(TEXT).ids
+    source = Path(options.tokenizer or resolve_model(None, progress=lambda text: print(text, file=sys.stderr)).directory)
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json" if source.is_dir() else source))
+    tokenizer.add_special_tokens(list(HARMONY_MARKS))  # known ones are left as they are
+    vocabulary = Vocabulary.from_library(tokenizer)
     workloads = WORKLOADS if options.workload == "all" else (options.workload,)
     counts = SWEEP if options.sweep else (options.requests,)
     lines = []
     for workload in workloads:
         for requests in counts:
+            ids = tokenizer.encode(script(workload, options.tokens), add_special_tokens=False).ids
             lines.append(measure(vocabulary, ids, requests, options.tokens, workload))
     if options.json:
         print(json.dumps({"lines": lines}))
