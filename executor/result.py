@@ -57,13 +57,15 @@ class CompletionOutput:
 
     token_ids: all ids so far, ``array('i')``; cut at the token that completed a stop string.
     token_ids_diff, text_diff, logprobs_diff: what the last step added; () / "" / () when it added nothing here.
+    pieces_diff: the text that each of those ids completed, where the request asks for it and it is not simply ``text_diff``
+        (several ids, or text that is held back); else (). ``pieces`` joins the two cases.
     finish_reason: None while it grows; then ``stop``, ``length``, ``abort`` or ``error`` (or what a hook named).
     stop_reason: the stop string, or the client's stop token id, that ended it; else None.
     parts: the text so far in pieces, None where it is not kept; read ``text``.
     """
 
     __slots__ = (
-        "index", "token_ids", "token_ids_diff", "text_diff", "logprobs_diff", "finish_reason", "stop_reason", "parts",
+        "index", "token_ids", "token_ids_diff", "text_diff", "logprobs_diff", "pieces_diff", "finish_reason", "stop_reason", "parts",
     )  # fmt: skip
 
     def __init__(self, index: int, keep_text: bool = False) -> None:
@@ -72,6 +74,7 @@ class CompletionOutput:
         self.token_ids_diff: Sequence[int] = ()
         self.text_diff = ""
         self.logprobs_diff: Sequence[Logprob] = ()
+        self.pieces_diff: Sequence[str] = ()
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.parts: list[str] | None = [] if keep_text else None
@@ -90,11 +93,17 @@ class CompletionOutput:
         """Whether this choice is complete; the result is when all of its choices are."""
         return self.finish_reason is not None
 
+    @property
+    def pieces(self) -> Sequence[str]:
+        """The text of each id of the last step; only where the request asks for it."""
+        return self.pieces_diff or (self.text_diff,)
+
     def settle(self) -> None:
         """Forget the last step's news: another output is being advanced."""
         self.token_ids_diff = ()
         self.text_diff = ""
         self.logprobs_diff = ()
+        self.pieces_diff = ()
 
 
 class GenerationResultBase:

@@ -46,6 +46,7 @@ class StreamSpec:
     stop: up to 16 strings that end an output; ``include_stop`` leaves the one that matched in the text.
     stop_token_ids: the client's own; an output that one of them ended reports it as its stop reason.
     logprobs: None is off, 0 the sampled token's only, k > 0 also the k most likely ones.
+    token_pieces: the post-processor wants the text of each token (``CompletionOutput.pieces``), to count tokens by it.
     recording: what a recording server keeps about the request: ``name``, ``endpoint``, ``request``, ``server`` and
         perhaps ``prompt``, under the keys of the public recording format; None when nothing is recorded.
     """
@@ -63,6 +64,7 @@ class StreamSpec:
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    token_pieces: bool = False
     recording: dict[str, Any] | None = None
 
     def encode(self) -> bytes:
@@ -201,5 +203,6 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "include_stop": _flag,
     "stop_token_ids": _tuple_of(_number(0, MAX_TOKEN_ID), MAX_STOP_TOKEN_IDS),
     "logprobs": _optional(_number(0, MAX_TOP_LOGPROBS)),
+    "token_pieces": _flag,
     "recording": _optional(_plain_map),
 }

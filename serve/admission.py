@@ -52,6 +52,7 @@ class ServerFacts:
     default_sampling: the model's own temperature, top_p, top_k and repetition_penalty, for requests that give none.
     max_n: choices per prompt at most.
     record, record_prompts: whether streams are recorded, and whether with their prompts.
+    reasoning_alias: reasoning is sent under the key ``reasoning`` too.
     tokenizer: path that a recording gives for its tokenizer; "" for none.
     """
 
@@ -66,6 +67,7 @@ class ServerFacts:
     max_n: int = 128
     record: bool = False
     record_prompts: bool = False
+    reasoning_alias: bool = False
     tokenizer: str = ""
 
 
@@ -284,12 +286,14 @@ def chat_spec(
         "tool_choice": tool_choice,
         "parallel_tool_calls": request.parallel_tool_calls,
         "include_reasoning": request.include_reasoning,
+        "reasoning_alias": facts.reasoning_alias,
         "prompt_tail": prompt[-PROMPT_TAIL:],
     }
     recording = _chat_recording(request, prompt, facts, minted) if facts.record else None
     spec = _spec(request, "chat", args, request.n, prompt_tokens, streaming, recording)
     # A format's markers may be special tokens, and its parser has to see them.
-    spec = replace(spec, visible_tokens=tuple(sorted(visible_markers(args["reasoning_parser"], args["tool_parser"]))))
+    markers = visible_markers(args["reasoning_parser"], args["tool_parser"])
+    spec = replace(spec, visible_tokens=tuple(sorted(markers)), token_pieces=args["reasoning_parser"] is not None)
     return harmony_spec(spec, facts.reasoning_parser, facts.tool_parser)
 
 

@@ -63,7 +63,10 @@ class ChunkFormat:
         return self._start + b'],"usage":' + usage + b"}\n\n"
 
 
-def usage_json(prompt_tokens: int, completion_tokens: int) -> bytes:
-    """The usage object, as JSON."""
+def usage_json(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None = None) -> bytes:
+    """The usage object, as JSON. reasoning_tokens: those among the completion's; None where reasoning is not looked for."""
     total = prompt_tokens + completion_tokens
-    return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (prompt_tokens, completion_tokens, total)
+    sums = b'"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d' % (prompt_tokens, completion_tokens, total)
+    if reasoning_tokens is None:
+        return b"{" + sums + b"}"
+    return b"{" + sums + b',"completion_tokens_details":{"reasoning_tokens":%d}}' % reasoning_tokens

@@ -129,6 +129,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "auto, which looks at the chat template (default: %(default)s)")  # fmt: skip
     add("--tool_parser", default="auto", metavar="NAME", help="format of the model's tool calls: a name, none, or auto "
         "(default: %(default)s)")  # fmt: skip
+    add("--reasoning_alias", action="store_true", help="send reasoning under the key `reasoning` too")
     add("--record", metavar="DIR", help="write a recording of every request into DIR, for `tailrace replay`")
     add("--record_prompts", action="store_true", help="recordings hold the prompts too")
     add("--max_body_bytes", type=_positive, default=32 << 20, metavar="BYTES",

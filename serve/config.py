@@ -39,6 +39,7 @@ class Config:
     post_processor_hook: str | None = None
     reasoning_parser: str | None = "auto"
     tool_parser: str | None = "auto"
+    reasoning_alias: bool = False
     record: str | None = None
     record_prompts: bool = False
     max_body_bytes: int = 32 << 20

@@ -52,6 +52,8 @@ def choice_events(output: CompletionOutput, parser: EventParser | None) -> list[
     text = output.text_diff
     if parser is None:
         return [ContentDelta(text)] if text else []
+    if (observe := getattr(parser, "observe_pieces", None)) is not None:
+        observe(output.pieces)
     events = list(parser.feed(text)) if text else []
     if output.finish_reason is not None:
         events += parser.flush()

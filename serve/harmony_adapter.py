@@ -283,6 +283,7 @@ class HarmonyPostprocArgs(ChatPostprocArgs):
     def __init__(self, args: Mapping[str, Any]) -> None:
         super().__init__({**args, "reasoning_parser": None, "tool_parser": None, "tool_choice": "none"})
         self.tool_choice = args.get("tool_choice")
+        self.counts_reasoning = True
         self.parsers = [HarmonyParser(args, choice) for choice in range(self.choices)]
         for choice, parser in zip(self.by_choice, self.parsers):
             choice.parser = parser

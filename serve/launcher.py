@@ -75,7 +75,9 @@ def serve(config: Config) -> int:
     if config.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # our banner says the same, and who listens where
     try:
-        load_hook(config.post_processor_hook)  # a typo is found here, not by every worker
+        # What needs no model is looked at before one is loaded.
+        load_hook(config.post_processor_hook)
+        check_names(config.reasoning_parser, config.tool_parser)
         listener = _listen(config)
         files = _model_files(config)
         return uvloop.run(_run(config, files, listener))
@@ -271,6 +273,7 @@ class Launcher:
             default_sampling=self._default_sampling(),
             record=config.record is not None,
             record_prompts=config.record_prompts,
+            reasoning_alias=config.reasoning_alias,
             tokenizer=str(self._tokenizer_file()),
         )
 

@@ -8,6 +8,8 @@ joins them. Which formats a model speaks is read off its chat template (``detect
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -45,11 +47,32 @@ class ChatParser:
     ) -> None:
         self._reasoning = self._stage = reasoning
         self._tools, self._calls, self._show = tools, calls, show
+        #: offsets in the raw text behind each token, until the reasoning is over; then how many of them it had
+        self._ends: array[int] | None = array("q") if reasoning is not None else None
+        self._length = self._counted = 0
 
     @property
     def calls(self) -> int:
         """Tool calls so far."""
         return self._calls.count
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens with text inside the reasoning block so far."""
+        if self._ends is None:
+            return self._counted
+        if self.reasoning_span is None:
+            return 0
+        start, end = self.reasoning_span
+        last = len(self._ends) if end is None else min(bisect_left(self._ends, end) + 1, len(self._ends))
+        return max(0, last - bisect_right(self._ends, start))
+
+    def observe_pieces(self, pieces: Sequence[str]) -> None:
+        """The text of each token of the step whose text is fed next."""
+        if self._ends is not None:
+            for piece in pieces:
+                self._length += len(piece)
+                self._ends.append(self._length)
 
     @property
     def in_reasoning(self) -> bool:
@@ -71,6 +94,7 @@ class ChatParser:
         passed = self._through(events)
         if events and self._stage.passes:
             self._stage = None  # from here on one stage less
+            self._counted, self._ends = self.reasoning_tokens, None
         return passed
 
     def flush(self) -> Sequence[Event]:

@@ -16,9 +16,12 @@ from executor.result import CompletionOutput, DetokenizedGenerationResultBase
 from postproc_workers.post_processor import PostProcessor
 from serve.chunks import DONE, ESCAPED, NULL, ChunkFormat, usage_json
 from serve.errors import EngineError, stream_error
-from serve.events import ContentDelta, Event, EventParser, Folded, ReasoningDelta, choice_events
+from serve.events import ContentDelta, Event, EventParser, Folded, ToolCallDelta, choice_events
 from serve.logprobs_format import CompletionLogprobs, chat_entries
 from serve.parsers import chat_parser, finish_reason_of
+
+#: Where reasoning text stands; the second is what some clients look for, and is sent beside the first when asked for.
+REASONING_KEYS = ("reasoning_content", "reasoning")
 
 Record = DetokenizedGenerationResultBase
 
@@ -38,15 +41,23 @@ class ResponseArgs:
         self.format = ChunkFormat(self.id, self.kind, self.created, self.model, self.field, self.include_usage)
         self.started = False
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Reasoning tokens over all choices so far; None where reasoning is not looked for."""
+        return None
+
+    def usage(self, record: Record) -> bytes:
+        """The usage object: totals over all choices so far."""
+        return usage_json(record.prompt_tokens, record.completion_tokens, self.reasoning_tokens)
+
     def running_usage(self, record: Record) -> bytes:
         """The usage of a chunk: totals so far when the client wants them in every chunk, else null."""
-        return usage_json(record.prompt_tokens, record.completion_tokens) if self.continuous_usage else NULL
+        return self.usage(record) if self.continuous_usage else NULL
 
     def document(self, record: Record, choices: Sequence[Mapping[str, Any]]) -> bytes:
         """The unary body."""
         head = {"id": self.id, "object": self.unary_kind, "created": self.created, "model": self.model, "choices": choices}
-        usage = usage_json(record.prompt_tokens, record.completion_tokens)
-        return orjson.dumps(head)[:-1] + b',"usage":' + usage + b"}"
+        return orjson.dumps(head)[:-1] + b',"usage":' + self.usage(record) + b"}"
 
 
 # ---------------------------------------------------------------------------------------------------------- chat
@@ -55,19 +66,47 @@ class ResponseArgs:
 class ChatChoice:
     """One choice of a chat response between two steps.
 
-    plain: steps that only add content may take the fast lane: started, no parser, no logprobs, no running usage.
+    steady: it has started, and its events carry neither log-probabilities nor usage: between constants, only text changes.
+    plain: steady and without a parser, so that a step is one content delta.
     """
 
-    __slots__ = ("plain", "started", "head", "content_head", "content_tail", "parser", "folded", "logprobs")
+    __slots__ = (
+        "plain", "steady", "started", "head", "tail", "content_head", "content_tail", "reasoning_keys", "parser", "folded",
+        "logprobs",
+    )  # fmt: skip
 
-    def __init__(self, index: int, format: ChunkFormat, parser: EventParser | None) -> None:
-        self.plain = self.started = False
-        self.head = format.head(index)
+    def __init__(
+        self, index: int, format: ChunkFormat, parser: EventParser | None, reasoning_keys: Sequence[str]
+    ) -> None:
+        self.plain = self.steady = self.started = False
+        self.head, self.tail = format.head(index), format.tail()
         self.content_head = self.head + b'{"content":'
-        self.content_tail = b"}" + format.tail()
+        self.content_tail = b"}" + self.tail
+        self.reasoning_keys = [b'"' + key.encode() + b'":' for key in reasoning_keys]
         self.parser = parser
         self.folded = Folded()
         self.logprobs: list[dict[str, Any]] = []
+
+    def delta(self, event: Event) -> bytes:
+        """The value of ``delta`` for an event."""
+        if isinstance(event, ToolCallDelta):
+            return _call_json(event)
+        text = ESCAPED[event.text]
+        if isinstance(event, ContentDelta):
+            return b'{"content":' + text + b"}"
+        return b"{" + b",".join([key + text for key in self.reasoning_keys]) + b"}"
+
+    def steady_step(self, output: CompletionOutput) -> bytes:
+        """The bytes of a step of a steady choice that does not end it."""
+        return b"".join([self.head + self.delta(event) + self.tail for event in choice_events(output, self.parser)])
+
+
+def _call_json(event: ToolCallDelta) -> bytes:
+    arguments = ESCAPED[event.arguments]
+    if event.id is None:
+        return b'{"tool_calls":[{"index":%d,"function":{"arguments":' % event.index + arguments + b"}}]}"
+    head = b'{"tool_calls":[{"index":%d,"id":' % event.index + ESCAPED[event.id] + b',"type":"function","function":{"name":'
+    return head + ESCAPED[event.name or ""] + b',"arguments":' + arguments + b"}}]}"
 
 
 class ChatPostprocArgs(ResponseArgs):
@@ -81,7 +120,18 @@ class ChatPostprocArgs(ResponseArgs):
         self.logprobs = bool(args["logprobs"])
         self.top_logprobs = int(args["top_logprobs"])
         self.tool_choice = args.get("tool_choice")
-        self.by_choice = [ChatChoice(i, self.format, chat_parser(args, i)) for i in range(self.choices)]
+        self.reasoning_keys = REASONING_KEYS if args.get("reasoning_alias") else REASONING_KEYS[:1]
+        self.counts_reasoning = args.get("reasoning_parser") is not None
+        self.by_choice = [
+            ChatChoice(i, self.format, chat_parser(args, i), self.reasoning_keys) for i in range(self.choices)
+        ]
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Reasoning tokens over all choices so far; None where reasoning is not looked for."""
+        if not self.counts_reasoning:
+            return None
+        return sum(getattr(choice.parser, "reasoning_tokens", 0) for choice in self.by_choice)
 
     def entries(self, record: Record) -> list[dict[str, Any]]:
         """The last step's log-probabilities, as the endpoint writes them."""
@@ -95,16 +145,19 @@ def chat_stream_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
     """The events that the last step adds to a chat stream."""
     output = record.updated
     choice = args.by_choice[output.index]
-    if choice.plain and output.finish_reason is None:  # the fast lane: one delta between two constants
-        text = output.text_diff
-        return choice.content_head + ESCAPED[text] + choice.content_tail if text else b""
+    if output.finish_reason is None:
+        if choice.plain:  # the fast lane: one delta between two constants
+            text = output.text_diff
+            return choice.content_head + ESCAPED[text] + choice.content_tail if text else b""
+        if choice.steady:
+            return choice.steady_step(output)
     return _chat_step(record, args, output, choice)
 
 
 def _chat_step(record: Record, args: ChatPostprocArgs, output: CompletionOutput, choice: ChatChoice) -> bytes:
     usage = args.running_usage(record)
     deltas = [] if choice.started else [_start_chat(args, choice)]
-    deltas += [_delta_json(event) for event in choice_events(output, choice.parser)]
+    deltas += [choice.delta(event) for event in choice_events(output, choice.parser)]
     finish = finish_reason_of(output.finish_reason, choice.parser, args.tool_choice)
     entries = args.entries(record)
     if finish is not None:
@@ -120,21 +173,9 @@ def _chat_step(record: Record, args: ChatPostprocArgs, output: CompletionOutput,
 
 def _start_chat(args: ChatPostprocArgs, choice: ChatChoice) -> bytes:
     choice.started = args.started = True
-    choice.plain = choice.parser is None and not args.logprobs and not args.continuous_usage
+    choice.steady = not args.logprobs and not args.continuous_usage
+    choice.plain = choice.steady and choice.parser is None
     return b'{"role":' + ESCAPED[args.role] + b',"content":""}'
-
-
-def _delta_json(event: Event) -> bytes:
-    if isinstance(event, ContentDelta):
-        return b'{"content":' + ESCAPED[event.text] + b"}"
-    if isinstance(event, ReasoningDelta):
-        return b'{"reasoning_content":' + ESCAPED[event.text] + b"}"
-    call: dict[str, Any] = {"index": event.index}
-    if event.id is not None:
-        call |= {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": event.arguments}}
-    else:
-        call["function"] = {"arguments": event.arguments}
-    return orjson.dumps({"tool_calls": [call]})
 
 
 def _logprobs_json(entries: list[dict[str, Any]]) -> bytes:
@@ -147,7 +188,7 @@ def _response_end(record: Record, args: ResponseArgs) -> bytes:
         return b""
     usage = b""
     if args.include_usage:
-        usage = args.format.usage(usage_json(record.prompt_tokens, record.completion_tokens))
+        usage = args.format.usage(args.usage(record))
     return usage + DONE
 
 
@@ -172,7 +213,7 @@ def _chat_choice(args: ChatPostprocArgs, output: CompletionOutput) -> dict[str, 
     ]
     message: dict[str, Any] = {"role": args.role, "content": content if content or not calls else None}
     if folded.reasoning:
-        message["reasoning_content"] = "".join(folded.reasoning)
+        message |= dict.fromkeys(args.reasoning_keys, "".join(folded.reasoning))
     if calls:
         message["tool_calls"] = calls
     return {

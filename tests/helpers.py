@@ -1,6 +1,7 @@
 """A whole system in one thread: an engine, the executor's core, workers and a front end's proxy, without sockets.
 
-Every message goes through the wire's encoding. Nothing moves by itself: a test says who works when, who dies, and what is lost.
+Every message goes through the wire's encoding. Nothing moves by itself: a test says who works when, who dies, and what
+is lost.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def request_of(
 
 
 class ScriptedEngine:
-    """An engine that emits the rows it is given, one list per step. refuse: SamplingParams fields it does not honour."""
+    """An engine that emits the rows it is given, one list per step. refuse: SamplingParams fields it does not
+    honour."""
 
     def __init__(self, refuse: Iterable[str] = ()) -> None:
         self.added: list[tuple[int, int]] = []

@@ -34,7 +34,8 @@ def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path, mode: int)
 
 @pytest.mark.parametrize(
     "address",
-    ["tcp://127.0.0.1:5555", "tcp://*:0", "ipc://", "ipc://socket", "ipc://@name", "ipc:///no/such/place/socket", "udp://x", "", "inproc://",
+    ["tcp://127.0.0.1:5555", "tcp://*:0", "ipc://", "ipc://socket", "ipc://@name", "ipc:///no/such/place/socket",
+    "udp://x", "", "inproc://",
      "/tmp/socket", "ipc:/tmp/x"],
 )  # fmt: skip
 def test_addresses_that_are_refused(address: str, private: Path, monkeypatch: pytest.MonkeyPatch) -> None:

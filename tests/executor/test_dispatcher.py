@@ -253,7 +253,8 @@ def test_a_parked_request_keeps_what_its_client_has() -> None:
     steps = taken(dispatcher)[1]
     assert steps.opens == [Open(1, 1, 0, b"spec1", [(1, False), (1, True)])]
     rows = [(index, list(ids), finish) for _, index, ids, finish, _ in steps.rows()]
-    # What its client has the end of comes first: the end of the response comes with the last output, and not in silence.
+    # What its client has the end of comes first: the end of the response comes with the last output, and not in
+    # silence.
     assert [(index, ids) for index, ids, _ in rows] == [(1, [7]), (0, [5, 6])]
     assert rows[1][2] is None and rows[0][2] is not None and rows[0][2].stop_token
 

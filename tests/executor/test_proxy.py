@@ -256,7 +256,8 @@ def test_a_failed_handle_says_why(rows: list[StepRow], message: str) -> None:
 def test_a_handle_ends_whatever_its_worker_answers() -> None:
     async def main() -> None:
         for payload, flags in (
-            (b"\xc1", 0), (b"\x92\x01", 0), (b"", REQUEST_END | FAILED | BODY), (b"", REQUEST_END), (b"data: x\n\n", REQUEST_END),
+            (b"\xc1", 0), (b"\x92\x01", 0), (b"", REQUEST_END | FAILED | BODY), (b"", REQUEST_END), (b"data: x\n\n",
+            REQUEST_END),
             (encode_delta_of(7), 0),
         ):  # fmt: skip
             proxy = Wired()
@@ -463,8 +464,8 @@ def test_a_lost_worker_costs_its_clients_nothing(kind: str) -> None:
 
 
 def disturb(system: System, events: list[str]) -> None:
-    """turn: all is well. executor, work: one half of a turn. keep: a worker works, and its bytes are on their way. lose: a
-    worker works, then dies with its bytes. kill: a worker dies. late: what was on its way arrives."""
+    """turn: all is well. executor, work: one half of a turn. keep: a worker works, and its bytes are on their way.
+    lose: a worker works, then dies with its bytes. kill: a worker dies. late: what was on its way arrives."""
     on_their_way: list[bytes] = []
     for event in events:
         worker = min(system.workers)

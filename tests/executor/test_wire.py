@@ -78,7 +78,8 @@ OPENS = st.lists(
 )
 STEPS = st.builds(StepRecords.build, ROWS, OPENS, st.integers(0, 2**62))
 EMISSION_ROWS = st.lists(
-    st.tuples(RIDS, st.integers(0, 2**32 - 1), st.integers(0, 65535), st.integers(0, 2**32 - 1), st.integers(0, 15), st.binary(max_size=9)),
+    st.tuples(RIDS, st.integers(0, 2**32 - 1), st.integers(0, 65535), st.integers(0, 2**32 - 1), st.integers(0, 15),
+    st.binary(max_size=9)),
     max_size=5,
 )  # fmt: skip
 NUMBERS = st.dictionaries(TEXT, st.integers(-5, 5) | FLOATS, max_size=3)
@@ -280,8 +281,10 @@ def test_noise(frame: bytes) -> None:
 
 
 ODD_VALUES: tuple[Any, ...] = (
-    None, True, -1, 2**31, 2**63, 2**64 - 1, -(2**63), 1.5, math.nan, "", "x" * 50, b"", b"\x01", b"\xff" * 8, [], [1], [[]],
-    [[1, 2]], [[-1, True]], [[2**32, True]], [None], {}, {"a": 1}, {"t": []}, msgpack.ExtType(5, b"ab"), msgpack.Timestamp(1),
+    None, True, -1, 2**31, 2**63, 2**64 - 1, -(2**63), 1.5, math.nan, "", "x" * 50, b"", b"\x01", b"\xff" * 8, [],
+    [1], [[]],
+    [[1, 2]], [[-1, True]], [[2**32, True]], [None], {}, {"a": 1}, {"t": []}, msgpack.ExtType(5, b"ab"),
+    msgpack.Timestamp(1),
 )  # fmt: skip
 
 
@@ -393,14 +396,16 @@ def bombs() -> dict[str, bytes]:
         "empty arrays": b"\x81\xa1t" + array32 + struct.pack(">I", many) + b"\x90" * many,
         "lists of empty arrays": b"\x94" + (array32 + some + b"\x90" * (1 << 18)) * 4,
         "empty maps": b"\x94" + (array32 + some + b"\x80" * (1 << 18)) * 4,
-        "column of ones": msgpack.packb({"t": "steps", "rid": b"", "count": b"\xff" * (1 << 16), "token": b"", "stamp": 0}),
+        "column of ones": msgpack.packb({"t": "steps", "rid": b"", "count": b"\xff" * (1 << 16), "token": b"",
+        "stamp": 0}),
         "zero tokens": msgpack.packb({"t": "steps", "rid": b"\0" * 8, "count": b"\xff\xff", "token": b"", "stamp": 0}),
         "declared alternatives": msgpack.packb(
             {"t": "steps", "rid": b"\0" * 8, "token": b"\0" * 4, "stamp": 0, "lp_row": b"\0" * 4, "lp_n": b"\x01\x00",
              "lp_value": b"\0" * 8, "lp_k": b"\xff\xff", "lp_id": b"", "lp_alt": b""}
         ),
         "declared sizes": msgpack.packb(
-            {"t": "emissions", "worker": 0, "rid": b"\0" * 8, "count": b"\0" * 4, "size": b"\xff" * 4, "payload": b"abc"}
+            {"t": "emissions", "worker": 0, "rid": b"\0" * 8, "count": b"\0" * 4, "size": b"\xff" * 4,
+            "payload": b"abc"}
         ),
     }  # fmt: skip
 

@@ -1,7 +1,8 @@
-"""What the laws are tried on: requests, outputs and steps drawn at random, and a reader for each post-processor's bytes.
+"""What the laws are tried on: requests, outputs and steps drawn at random, and a reader for each post-processor's
+bytes.
 
-Text is drawn as tokens: parts of tags and of stop strings, parts of characters, bytes that no character begins with. Plain
-letters would find nothing.
+Text is drawn as tokens: parts of tags and of stop strings, parts of characters, bytes that no character begins with.
+Plain letters would find nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +29,17 @@ PAIRS = (("chat_stream", "chat_unary"), ("completion_stream", "completion_unary"
 
 END = tokens("<|end|>")[0]
 FRAGMENTS = tokens(
-    "<thi", "nk>", "</thi", "</tool", "_call>", "<|", "<|im", "ST", "STO", "OP", "P.", "STOP", "TOP", "aab", "aa", "ab", "a", "b",
-    "END", "EN", "D.", "User", ":", "###", "Hello", " world", " ", ".", ". ", "\n", "\n\n", '"', "\\", "é", "世", "界", "世界", "😀", "서울",
-    "e\u0301", "\u200d", "\ufffd", "\u2028", "\x00", "<|pad|>", "<|role|>", "<think>", "</think>", "\\xf0\\x9f", "\\x98\\x80",
+    "<thi", "nk>", "</thi", "</tool", "_call>", "<|", "<|im", "ST", "STO", "OP", "P.", "STOP", "TOP", "aab", "aa",
+    "ab", "a", "b",
+    "END", "EN", "D.", "User", ":", "###", "Hello", " world", " ", ".", ". ", "\n", "\n\n", '"', "\\", "é", "世",
+    "界", "世界", "😀", "서울",
+    "e\u0301", "\u200d", "\ufffd", "\u2028", "\x00", "<|pad|>", "<|role|>", "<think>", "</think>", "\\xf0\\x9f",
+    "\\x98\\x80",
     "\\xf0\\x9f\\x98", "\\x80!", "\\xe4\\xb8", "\\x96b", " \\xf0", "a\\xe4", "<0x96>", "<0xFF>", "<0xC3>",
 )  # fmt: skip
 STOPS = [
-    "STOP", "OP", "aab", "ab", "TOP.", "</tool_call>", "<|im", "<|pad|>", "世界", "界", "😀", "\ufffd", "User:", "\n\n", "###", ". ", "a\u0301", "bb",
+    "STOP", "OP", "aab", "ab", "TOP.", "</tool_call>", "<|im", "<|pad|>", "世界", "界", "😀", "\ufffd", "User:",
+    "\n\n", "###", ". ", "a\u0301", "bb",
 ]  # fmt: skip
 BAD = 5000
 
@@ -88,7 +93,12 @@ class Case:
         if name == "deltas":
             sampling = SamplingParams(logprobs=body.get("top_logprobs", 0) if body.get("logprobs") else None)
             request = deltas_request(
-                0, [[1, 2, 3]], sampling, n=len(self.outputs), stop=body.get("stop", ()), skip_special_tokens=body["skip_special_tokens"]
+                0,
+                [[1, 2, 3]],
+                sampling,
+                n=len(self.outputs),
+                stop=body.get("stop", ()),
+                skip_special_tokens=body["skip_special_tokens"],
             )
             return StreamSpec.decode(request.spec)
         if "unary" in name:
@@ -191,7 +201,8 @@ def cases(draw: st.DrawFn, name: str, *, most: int = 3, failing: bool = True) ->
 def steps(draw: st.DrawFn, case: Case) -> list[list[list[StepRow]]]:
     """The rows in any cut and any order of the choices, in steps, and steps in backlogs that are handled in one go."""
     columns = [
-        output.rows(draw(st.lists(st.integers(1, 5), max_size=len(output.ids))), index) for index, output in enumerate(case.outputs)
+        output.rows(draw(st.lists(st.integers(1, 5), max_size=len(output.ids))), index)
+        for index, output in enumerate(case.outputs)
     ]
     order = draw(st.permutations([index for index, column in enumerate(columns) for _ in column]))
     rows = [columns[index].pop(0) for index in order]

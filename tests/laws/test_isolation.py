@@ -1,4 +1,5 @@
-"""Isolation: whatever one request's stages raise, the others of the step do not notice. On every post-processor there is."""
+"""Isolation: whatever one request's stages raise, the others of the step do not notice. On every post-processor there
+is."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from postproc_workers.worker import PostprocWorker
 from tests.helpers import ALL_POST_PROCESSORS, vocabulary
 from tests.laws.cases import NAMES, Case, cases
 
-ERRORS = [ValueError("x"), KeyError("x"), RuntimeError("x"), RecursionError("x"), MemoryError(), AssertionError(), StopIteration("x")]
+ERRORS = [
+    ValueError("x"),
+    KeyError("x"),
+    RuntimeError("x"),
+    RecursionError("x"),
+    MemoryError(),
+    AssertionError(),
+    StopIteration("x"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -71,16 +80,28 @@ class Detokenizer:
         return broken
 
 
-def run(case: Case, table: Mapping[str, PostProcessor], names: list[str], rows_of: Callable[[int], list[Any]]) -> dict[int, list[tuple[int, bytes]]]:
+def run(
+    case: Case, table: Mapping[str, PostProcessor], names: list[str], rows_of: Callable[[int], list[Any]]
+) -> dict[int, list[tuple[int, bytes]]]:
     """Requests 0, 1, ... with these post-processors, all in the same steps: what each got, as (flags, bytes)."""
     worker = PostprocWorker(vocabulary(), table)
     got: dict[int, list[tuple[int, bytes]]] = {rid: [] for rid in range(len(names))}
     specs = []
     for rid, name in enumerate(names):
         spec = case.spec()
-        specs.append(Open(rid, 0, 0, type(spec)(**{f: getattr(spec, f) for f in spec.__slots__} | {"post_processor": name}).encode()))
+        specs.append(
+            Open(
+                rid,
+                0,
+                0,
+                type(spec)(**{f: getattr(spec, f) for f in spec.__slots__} | {"post_processor": name}).encode(),
+            )
+        )
     steps = [StepRecords([], [], [], [], opens=specs)]
-    steps += [StepRecords.build([row for rid in range(len(names)) for row in rows_of(rid)[at : at + 1]]) for at in range(len(rows_of(0)))]
+    steps += [
+        StepRecords.build([row for rid in range(len(names)) for row in rows_of(rid)[at : at + 1]])
+        for at in range(len(rows_of(0)))
+    ]
     for step in steps:
         for emissions in worker.receive([step]).emissions.values():
             for rid, _, _, _, flags, payload in emissions.rows():
@@ -118,5 +139,10 @@ def test_a_detokenizer_that_raises(name: str, data: st.DataObject, at: int, erro
     ends = []
     for row in case.each():
         output = worker.receive([StepRecords.build([row._replace(rid=rid) for rid in range(2)])])
-        ends += [(rid, flags) for emissions in output.emissions.values() for rid, _, _, _, flags, _ in emissions.rows() if flags & REQUEST_END]
+        ends += [
+            (rid, flags)
+            for emissions in output.emissions.values()
+            for rid, _, _, _, flags, _ in emissions.rows()
+            if flags & REQUEST_END
+        ]
     assert [rid for rid, _ in sorted(ends)] == [0, 1] and worker.open_requests == 0

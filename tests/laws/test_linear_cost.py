@@ -1,7 +1,7 @@
 """Linear cost: twice the tokens, twice the work; and state per request that is bounded apart from its ids.
 
-Work is counted, not timed: calls of Python and C functions, and bytes that a step allocates at its peak. A copy of all that
-was there before shows in the second, a loop over it in the first.
+Work is counted, not timed: calls of Python and C functions, and bytes that a step allocates at its peak. A copy of all
+that was there before shows in the second, a loop over it in the first.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ def histories(rows: Sequence[StepRow], ended: set[int]) -> list[StepRow]:
 @pytest.mark.parametrize("name", NAMES)
 @given(st.data(), st.integers(0, 60), st.integers(0, 8), st.sampled_from([1, 1, 3]))
 def test_resume(name: str, data: st.DataObject, heard: int, ahead: int, interval: int) -> None:
-    """The client has heard of some rows, the executor has generated more: a second worker gives the rest, no byte twice."""
+    """The client has heard of some rows, the executor has generated more: a second worker gives the rest, no byte
+    twice."""
     case = data.draw(cases(name))
     rows = case.each()
     heard = min(heard, len(rows))
@@ -133,8 +134,8 @@ def test_a_resumed_run_gives_exactly_the_bytes_that_are_missing(name: str, data:
 
 
 def wanted(case: Case, ids: Sequence[int], stopped: bool) -> tuple[str, int, str | None]:
-    """(text, tokens, stop) by brute force: the bytes of all tokens, decoded; the stop that completes first, the longest of
-    those that complete at one place."""
+    """(text, tokens, stop) by brute force: the bytes of all tokens, decoded; the stop that completes first, the longest
+    of those that complete at one place."""
     skip, stops = case.body["skip_special_tokens"], case.body.get("stop", ())
     decoder, text, known = codecs.getincrementaldecoder("utf-8")("replace"), "", 0
     for number, token in enumerate(ids, 1):
@@ -207,7 +208,9 @@ def test_what_is_held_back_is_the_beginning_of_something(name: str, data: st.Dat
         if bench.ended:
             return
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        text = decoder.decode(b"".join(token_bytes(token, case.body["skip_special_tokens"]) for token in output.ids[:number]))
+        text = decoder.decode(
+            b"".join(token_bytes(token, case.body["skip_special_tokens"]) for token in output.ids[:number])
+        )
         sent = sent_text(case, bench.body)
         held = text.removeprefix(sent)
         assert text.startswith(sent)
@@ -219,5 +222,7 @@ def sent_text(case: Case, body: bytes) -> str:
     if case.name == "deltas":
         return "".join(choice.content for choice in case.read(body).choices.values())
     chunks = [strict_json(event) for event in events(body)] if body else []
-    texts = [item["delta"].get("content", "") if "delta" in item else item["text"] for c in chunks for item in c["choices"]]
+    texts = [
+        item["delta"].get("content", "") if "delta" in item else item["text"] for c in chunks for item in c["choices"]
+    ]
     return "".join(texts).removeprefix("Once" if case.body.get("echo") else "")

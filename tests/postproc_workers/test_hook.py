@@ -146,8 +146,10 @@ def raising(output: CompletionOutput, text: str) -> HookAction:
 
 
 WRONG: dict[str, Any] = {
-    "None": None, "a string": "x", "True": True, "the class": Suppress, "bytes": Replace(b"x"), "a number": Replace(5),  # type: ignore[arg-type]
-    "no text": Replace(None), "no reason": Terminate("x", None), "an empty reason": Terminate("x", ""), "a list": Terminate(["x"]),  # type: ignore[arg-type]
+    "None": None, "a string": "x", "True": True, "the class": Suppress, "bytes": Replace(b"x"),
+    "a number": Replace(5),  # type: ignore[arg-type]
+    "no text": Replace(None), "no reason": Terminate("x", None), "an empty reason": Terminate("x", ""),
+    "a list": Terminate(["x"]),  # type: ignore[arg-type]
 }  # fmt: skip
 
 
@@ -206,7 +208,8 @@ def test_loading_by_name() -> None:
     assert load_hook("tests.postproc_workers.test_hook:ForLoading") is ForLoading
     for name, message in (
         ("tests.postproc_workers.test_hook", "form"), (":x", "form"), ("no_such_module:X", "no_such_module"),
-        ("tests.postproc_workers.test_hook:Nothing", "Nothing"), ("tests.postproc_workers.test_hook:HELLO", "not a class"),
+        ("tests.postproc_workers.test_hook:Nothing", "Nothing"), ("tests.postproc_workers.test_hook:HELLO",
+        "not a class"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             load_hook(name)

@@ -46,7 +46,10 @@ class Setting:
         self.proxy = GenerationExecutor()
         self.proxy.connect_in_process(self.sent.append)
         address = f"ipc://{folder}/worker-0"
-        postproc = {"tokenizer": str(FOLDER / "byte_level.json"), "post_processors": "serve.post_processors:POST_PROCESSORS"}
+        postproc = {
+            "tokenizer": str(FOLDER / "byte_level.json"),
+            "post_processors": "serve.post_processors:POST_PROCESSORS",
+        }
         self.link = InProcessLink({"worker": 0, "address": address, "postproc": postproc}, self.proxy)
         self.link.start()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -109,7 +112,9 @@ def test_malformed_frames_do_not_stop_it(tmp_path: Path, caplog: pytest.LogCaptu
         setting.proxy.open(request_of(1, spec), client)
         for frame in (b"", b"\xc1", encode(Release(1))):
             setting.executor.send(frame)
-        setting.executor.send(encode(StepRecords.build([row(HELLO[:1], "length", rid=1)], [Open(1, 0, 0, spec.encode())])))
+        setting.executor.send(
+            encode(StepRecords.build([row(HELLO[:1], "length", rid=1)], [Open(1, 0, 0, spec.encode())]))
+        )
         await client.over.wait()
         assert merge_stream(client.body, CHAT).choices[0].content == "Hello"
 
@@ -119,7 +124,9 @@ def test_malformed_frames_do_not_stop_it(tmp_path: Path, caplog: pytest.LogCaptu
 def test_an_address_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         os.chmod(tmp_path, 0o755)
-        link = InProcessLink({"worker": 0, "address": f"ipc://{tmp_path}/worker-0", "postproc": {}}, GenerationExecutor())
+        link = InProcessLink(
+            {"worker": 0, "address": f"ipc://{tmp_path}/worker-0", "postproc": {}}, GenerationExecutor()
+        )
         with pytest.raises(AddressError):
             link.start()
         link.close()

@@ -23,7 +23,12 @@ SPLITS = st.sampled_from(["whole", "each"]) | st.builds(
 
 
 def recording(**changed: Any) -> dict[str, Any]:
-    output = {"index": 0, "token_ids": tokens("a", "b", "<|end|>"), "finish_reason": "stop", "stop_token_id": tokens("<|end|>")[0]}
+    output = {
+        "index": 0,
+        "token_ids": tokens("a", "b", "<|end|>"),
+        "finish_reason": "stop",
+        "stop_token_id": tokens("<|end|>")[0],
+    }
     return {
         "name": "r",
         "endpoint": CHAT,
@@ -61,7 +66,22 @@ def test_what_each_split_means() -> None:
 
 
 @pytest.mark.parametrize(
-    "split", ["", "half", "whole:1", "each:2", "every", "every:", "every:0", "every:-1", "every:x", "at:-1", "at:1.5", "random", "random:"]
+    "split",
+    [
+        "",
+        "half",
+        "whole:1",
+        "each:2",
+        "every",
+        "every:",
+        "every:0",
+        "every:-1",
+        "every:x",
+        "at:-1",
+        "at:1.5",
+        "random",
+        "random:",
+    ],
 )
 def test_splits_that_there_are_not(split: str) -> None:
     with pytest.raises(RecordingError, match="split"):
@@ -109,7 +129,9 @@ def test_a_request_that_is_refused_is_its_error() -> None:
 
 def test_bad_ids_end_the_request_and_not_the_replay() -> None:
     for bad in (-1, 332, 2**31, 2**40):
-        made = recording(outputs=[{"index": 0, "token_ids": [*tokens("a"), bad, *tokens("b")], "finish_reason": "length"}])
+        made = recording(
+            outputs=[{"index": 0, "token_ids": [*tokens("a"), bad, *tokens("b")], "finish_reason": "length"}]
+        )
         for split in ("each", "whole", "at:1", "at:2"):
             merged = merge_stream(body(made, split=split), CHAT)
             assert merged.error is not None and merged.choices[0].content == "a"
@@ -173,8 +195,11 @@ def test_a_replay_needs_no_model_library() -> None:
     """Neither transformers nor torch: a bug report is looked at where there is no GPU."""
     code = (
         "import json, sys; from postproc_workers.replay import replay; made, base = json.load(sys.stdin);"
-        "replay(made, base_dir=base); print([m for m in ('torch', 'transformers', 'zmq', 'starlette') if m in sys.modules])"
+        "replay(made, base_dir=base);"
+        "print([name for name in ('torch', 'transformers', 'zmq', 'starlette') if name in sys.modules])"
     )
     made = json.dumps([recording(), str(FOLDER.parent)])
-    done = subprocess.run([sys.executable, "-c", code], input=made, text=True, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=made, text=True, capture_output=True, timeout=60, check=False
+    )
     assert (done.stdout, done.stderr) == ("[]\n", "")

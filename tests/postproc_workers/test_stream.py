@@ -1,4 +1,5 @@
-"""One request's stream: where a stop cuts ids, text, logprobs and usage; hidden stop tokens; tails; resume; recordings."""
+"""One request's stream: where a stop cuts ids, text, logprobs and usage; hidden stop tokens; tails; resume;
+recordings."""
 
 from __future__ import annotations
 

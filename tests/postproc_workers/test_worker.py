@@ -145,6 +145,8 @@ def test_a_request_fails_alone(where: str) -> None:
         assert merged.error is not None and merged.choices[0].content == "Hello world, the"
         assert merged.error["type"] == "server_error" and cancels == [(2, 0)]
     assert worker.open_requests == 0 and worker.stats.failed == 1
+    indexes = {r[2] for output in outputs for emissions in output.emissions.values() for r in emissions.rows()}
+    assert indexes == {0}, "a front end drops rows of outputs that do not exist, and would wait for ever"
 
 
 def test_a_failure_before_the_first_event_is_a_document() -> None:
@@ -205,8 +207,10 @@ def test_a_failing_output_ends_the_whole_request() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [b"", b"\x80", b"\xff", b"\x93\x01\x02\x03", StreamSpec("no_such", {}, 1, True, 0).encode(), StreamSpec("chat_stream", {}, 1, True, 0).encode(),
-     StreamSpec("chat_stream", {"n": "x"}, 1, True, 0).encode(), StreamSpec("completion_unary", {"n": None}, 1, False, 0).encode()],
+    [b"", b"\x80", b"\xff", b"\x93\x01\x02\x03", StreamSpec("no_such", {}, 1, True, 0).encode(),
+    StreamSpec("chat_stream", {}, 1, True, 0).encode(),
+     StreamSpec("chat_stream", {"n": "x"}, 1, True, 0).encode(), StreamSpec("completion_unary", {"n": None}, 1, False,
+     0).encode()],
 )  # fmt: skip
 def test_a_spec_that_cannot_be_used(spec: bytes) -> None:
     worker = worker_of()
@@ -256,7 +260,7 @@ def test_a_reopened_request_starts_again() -> None:
     assert worker.open_requests == 1
 
 
-# ------------------------------------------------------------------------------------------------------ ends without bytes
+# --------------------------------------------------------------------------------------------------- ends without bytes
 
 
 def silent(record: DetokenizedGenerationResultBase, args: Any) -> bytes:
@@ -402,10 +406,12 @@ def test_finished_requests_leave_no_state() -> None:
 
     worker = worker_of(hook_factory=Hook, stream_interval=2)
     specs = [
-        spec_of(CHAT, stop=["answer"], n=2).encode(), spec_of(COMPLETIONS, logprobs=1).encode(), spec_of(CHAT, stream=False).encode(), b"\xc1",
+        spec_of(CHAT, stop=["answer"], n=2).encode(), spec_of(COMPLETIONS, logprobs=1).encode(), spec_of(CHAT,
+        stream=False).encode(), b"\xc1",
     ]  # fmt: skip
     ends = [
-        [row(HELLO[:5]), row([], "abort", index=1)], [row([*HELLO[:3], BAD])], [row(HELLO, "stop", stop_token=True)], [row([1], "stop")],
+        [row(HELLO[:5]), row([], "abort", index=1)], [row([*HELLO[:3], BAD])], [row(HELLO, "stop", stop_token=True)],
+        [row([1], "stop")],
     ]  # fmt: skip
 
     def requests(start: int, count: int) -> None:

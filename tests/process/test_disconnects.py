@@ -38,8 +38,7 @@ def nothing_open(server: Server) -> None:
     until(lambda: not opened(server), lambda: f"nothing open, but {opened(server)}")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("leave", [Exchange.close, Exchange.reset])
+@pytest.mark.parametrize(("workers", "leave"), [(0, Exchange.close), (2, Exchange.close), (2, Exchange.reset)])
 def test_generation_ends_when_the_client_leaves(
     replay_server: Callable[[int], Server], workers: int, leave: Callable[[Exchange], None]
 ) -> None:

@@ -192,8 +192,8 @@ def test_metrics(replay_server: Callable[[int], Server]) -> None:
     asyncio.run(fetch(server.url, "/some/path", method="GET"))
     values = server.metrics()
     names = ("queue_age_seconds", "batch_rows", "tokens_total", "chunks_total", "coalesced_rows_total", "late_tokens_total", "busy_seconds_total")  # fmt: skip
-    for name in names:
-        assert len([key for key in values if key.startswith(f"tailrace_worker_{name}{{worker=")]) == 2, name
+    workers = [key.partition("{")[2] for key in values if key.startswith("tailrace_worker_busy_seconds_total{")]
+    assert len(workers) == 2 and all(f"tailrace_worker_{name}{{{worker}" in values for name in names for worker in workers)
     assert values["tailrace_workers"] == 2
     assert 'tailrace_http_requests_total{path=/v1/models/{model},status=404}' in values
     assert 'tailrace_http_requests_total{path=other,status=404}' in values

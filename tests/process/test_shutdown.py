@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -129,14 +128,7 @@ def test_files_in_the_current_folder_shadow_nothing(tokenizer: Path, tmp_path: P
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
     with serving(*replay_arguments(tokenizer, 1), cwd=tmp_path) as server:
         assert asyncio.run(fetch(server.url, *chat("hi", max_tokens=3))).status == 200
-        assert server.stop(signal.SIGINT) == 0
-        assert server.log == ""
-
-
-def test_an_idle_server_ends_quickly(replay_server: Callable[[int], Server], tokenizer: Path) -> None:
-    with launch(*replay_arguments(tokenizer, 4)) as server:
-        server.wait_until_ready()
         begin = time.monotonic()
         assert server.stop(signal.SIGINT) == 0
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 5  # idle, so there is nothing to wait for
         assert server.log == ""

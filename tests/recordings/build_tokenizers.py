@@ -1,7 +1,7 @@
 """The two small tokenizers that our recordings use, and ids for texts.
 
-Run it to write the files again: ``python -m tests.recordings.build_tokenizers``. Ids never move: append to a list, never
-insert, or the recordings mean something else.
+Run it to write the files again: ``python -m tests.recordings.build_tokenizers``. Ids never move: append to a list,
+never insert, or the recordings mean something else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 FOLDER = Path(__file__).parent / "tokenizers"
 
-#: What output of a model is made of where it is hard: parts of tags and of stops, characters that end inside of a token.
+# : What output of a model is made of where it is hard: parts of tags and of stops, characters that end inside of a
+# token.
 FRAGMENTS = [
     *("<thi", "nk>", "</thi", "</", "<", ">", "</tool", "_call>", "<tool", "<|", "|>", "<|im", "_end|>", "[TOOL", "]"),
     *(

@@ -1,7 +1,8 @@
 """Reads a response body strictly, merges its events, and compares the result with what a recording expects.
 
-AssertionError says what is wrong. The rules are those of the OpenAI API reference: one id, creation time and model for all
-chunks; a role first; finish_reason null until a choice's last chunk; nothing behind ``[DONE]``; usage where it was asked for.
+AssertionError says what is wrong. The rules are those of the OpenAI API reference: one id, creation time and model for
+all chunks; a role first; finish_reason null until a choice's last chunk; nothing behind ``[DONE]``; usage where it was
+asked for.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def test_a_recording(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_every_split_is_the_same_stream(name: str) -> None:
-    """Where a request fails in the middle, too, what came before does not depend on the cut (one choice only: how far the
-    others got is the steps' business)."""
+    """Where a request fails in the middle, too, what came before does not depend on the cut (one choice only: how far
+    the others got is the steps' business)."""
     recording = RECORDINGS[name]
     if len(recording["outputs"]) > 1 and recording["expect"].get("error"):
         return
@@ -105,23 +105,42 @@ def test_the_tokenizers_are_those_that_the_code_builds(name: str) -> None:
 def test_the_checker_finds_faults(expect: dict[str, Any], fault: str) -> None:
     output = {"index": 0, "text": "a", "finish_reason": "stop"}
     request = {"messages": [{"role": "user", "content": "Go."}]}
-    recording = {"name": "x", "endpoint": "/v1/chat/completions", "request": request, "prompt_tokens": 1, "outputs": [output]}
+    recording = {
+        "name": "x",
+        "endpoint": "/v1/chat/completions",
+        "request": request,
+        "prompt_tokens": 1,
+        "outputs": [output],
+    }
     document = merge_document(replay(recording, stream=False), "/v1/chat/completions")
     with pytest.raises(AssertionError, match=fault):
         compare(document, expect)
 
 
+HEAD = '"id":"a","object":"chat.completion.chunk","created":1,"model":"m"'
+ROLE = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+WORD = '"delta":{"content":"x"},"logprobs":null,"finish_reason":"stop","stop_reason":null'
+DONE = "data: [DONE]\n\n"
+
+
+def event(choice: str, head: str = HEAD) -> str:
+    return f'data: {{{head},"choices":[{{"index":0,{choice}}}]}}\n\n'
+
+
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"data: {}\n\n", b"data: [DONE]\n\ndata: [DONE]\n\n", b"data: x\r\n\ndata: [DONE]\n\n", b"event: x\ndata: y\n\n",
-        b'data: {"id":"a","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"x"},'
-        b'"logprobs":null,"finish_reason":"stop","stop_reason":null}]}\n\ndata: [DONE]\n\n',
-        b'data: {"id":"a","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant",'
-        b'"content":""},"logprobs":null,"finish_reason":null}]}\n\ndata: [DONE]\n\n',
-        b'data: {"id":NaN}\n\ndata: [DONE]\n\n',
+        *("", "data: {}\n\n", DONE, DONE * 2, f"data: x\r\n\n{DONE}", "event: x\ndata: y\n\n"),
+        event(WORD) + DONE,  # no role
+        event(ROLE) + DONE,  # no finish reason
+        event(ROLE) + event(WORD),  # no end
+        event(ROLE) + event(WORD) + DONE + event(WORD),
+        event(ROLE) + event(WORD) + event(WORD) + DONE,
+        event(ROLE) + event(WORD, HEAD.replace('"a"', '"b"')) + DONE,
+        f'data: {{"id":NaN}}\n\n{DONE}',
     ],
-)  # fmt: skip
-def test_the_checker_refuses_malformed_streams(body: bytes) -> None:
+)
+def test_the_checker_refuses_malformed_streams(body: str) -> None:
+    assert merge_stream((event(ROLE) + event(WORD) + DONE).encode(), "/v1/chat/completions").choices[0].content == "x"
     with pytest.raises((AssertionError, KeyError, ValueError)):
-        merge_stream(body, "/v1/chat/completions")
+        merge_stream(body.encode(), "/v1/chat/completions")

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from serve.chunks import DONE, ESCAPED, NULL, ChunkFormat, usage_json
 
-AWKWARD = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('"\\\n\r\t\x00\x1f\x7f\u2028\u2029</\ufeff😀'), max_size=40)
+AWKWARD = st.text(
+    st.characters(exclude_categories=["Cs"]) | st.sampled_from('"\\\n\r\t\x00\x1f\x7f\u2028\u2029</\ufeff😀'),
+    max_size=40,
+)
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 
 
@@ -37,7 +40,9 @@ def test_memory_for_escaped_texts_is_bounded() -> None:
 
 
 @given(AWKWARD, AWKWARD, st.sampled_from([None, "stop", "x"]), st.sampled_from([None, 7, "s"]), st.booleans())
-def test_a_head_a_delta_and_a_tail_are_one_chunk(identity: str, text: str, finish: str | None, reason: object, usage: bool) -> None:
+def test_a_head_a_delta_and_a_tail_are_one_chunk(
+    identity: str, text: str, finish: str | None, reason: object, usage: bool
+) -> None:
     chunks = ChunkFormat(identity, "chat.completion.chunk", 17, "m", "delta", usage)
     event = chunks.head(3) + b'{"content":' + ESCAPED[text] + b"}" + chunks.tail(NULL, finish, reason)
     choice = {"index": 3, "delta": {"content": text}, "logprobs": None, "finish_reason": finish}

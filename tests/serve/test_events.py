@@ -48,7 +48,8 @@ def test_a_parser_is_fed_text_and_flushed_at_the_end() -> None:
 def test_events_fold_by_kind() -> None:
     folded = Folded()
     for event in (
-        ReasoningDelta("r1"), ContentDelta("c1"), ToolCallDelta(0, "{", "id0", "f"), ToolCallDelta(0, "}"), ContentDelta("c2"),
+        ReasoningDelta("r1"), ContentDelta("c1"), ToolCallDelta(0, "{", "id0", "f"), ToolCallDelta(0, "}"),
+        ContentDelta("c2"),
         ToolCallDelta(1, "", "id1", "g"), ReasoningDelta("r2"),
     ):  # fmt: skip
         folded.add(event)

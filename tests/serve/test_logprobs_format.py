@@ -22,7 +22,8 @@ VOCABULARY = vocabulary()
 
 
 @pytest.mark.parametrize(
-    ("value", "written"), [(-0.5, -0.5), (0.0, 0.0), (-math.inf, FLOOR), (math.nan, FLOOR), (-1e9, FLOOR), (-1e308, FLOOR), (math.inf, 0.0)]
+    ("value", "written"),
+    [(-0.5, -0.5), (0.0, 0.0), (-math.inf, FLOOR), (math.nan, FLOOR), (-1e9, FLOOR), (-1e308, FLOOR), (math.inf, 0.0)],
 )
 def test_values_that_json_cannot_hold(value: float, written: float) -> None:
     assert finite(value) == written
@@ -39,7 +40,10 @@ def test_chat_entries_have_text_bytes_and_alternatives() -> None:
         "token": "a",
         "logprob": -0.5,
         "bytes": [97],
-        "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [97]}, {"token": "<|end|>", "logprob": -1.5, "bytes": list(b"<|end|>")}],
+        "top_logprobs": [
+            {"token": "a", "logprob": -0.5, "bytes": [97]},
+            {"token": "<|end|>", "logprob": -1.5, "bytes": list(b"<|end|>")},
+        ],
     }
     assert chat_entries([Logprob(A, -0.5, [(A, -0.5)], "a")], VOCABULARY, 0)[0]["top_logprobs"] == []
     assert chat_entries([], VOCABULARY, 2) == []
@@ -53,29 +57,38 @@ def test_parts_of_a_character_have_their_own_bytes() -> None:
 
 def test_completion_columns() -> None:
     columns = CompletionLogprobs(2, offset=4)
-    first = columns.columns([Logprob(A, -0.5, [(B, -0.25), (END, -1.0), (HEAD, -2.0)], "a"), Logprob(HEAD, -1.5, [], "")], VOCABULARY)
+    first = columns.columns(
+        [Logprob(A, -0.5, [(B, -0.25), (END, -1.0), (HEAD, -2.0)], "a"), Logprob(HEAD, -1.5, [], "")], VOCABULARY
+    )
     assert first == {
         "tokens": ["a", "\ufffd"],
         "token_logprobs": [-0.5, -1.5],
         "top_logprobs": [{"b": -0.25, "<|end|>": -1.0, "a": -0.5}, {"\ufffd": -1.5}],
         "text_offset": [4, 5],
     }
-    assert columns.columns([Logprob(TAIL, -0.5, (), "😀"), Logprob(B, -0.5, (), "b")], VOCABULARY)["text_offset"] == [5, 6]
+    assert columns.columns([Logprob(TAIL, -0.5, (), "😀"), Logprob(B, -0.5, (), "b")], VOCABULARY)["text_offset"] == [
+        5,
+        6,
+    ]
     assert CompletionLogprobs(0).columns([Logprob(A, -0.5, [(B, -0.25)], "a")], VOCABULARY)["top_logprobs"] == [None]
 
 
 def test_of_alternatives_that_read_the_same_the_most_likely_is_told() -> None:
     part = tokens("\\xf0\\x9f\\x98")[0]
-    (top,) = CompletionLogprobs(3).columns([Logprob(A, -3.0, [(HEAD, -0.1), (part, -0.2), (A, -3.0)], "a")], VOCABULARY)["top_logprobs"]
+    (top,) = CompletionLogprobs(3).columns(
+        [Logprob(A, -3.0, [(HEAD, -0.1), (part, -0.2), (A, -3.0)], "a")], VOCABULARY
+    )["top_logprobs"]
     assert top == {"\ufffd": -0.1, "a": -3.0}
 
 
-# ------------------------------------------------------------------------------------------------------ through the endpoints
+# ------------------------------------------------------------------------------------------------ through the endpoints
 
 TOP = [(A, -0.125), (B, -1.0), (END, -2.0)]
 
 
-def answered(endpoint: str, stream: bool, *, requested: Any, logprobs: list[TokenLogprob] | None = None, **body: Any) -> list[dict[str, Any]]:
+def answered(
+    endpoint: str, stream: bool, *, requested: Any, logprobs: list[TokenLogprob] | None = None, **body: Any
+) -> list[dict[str, Any]]:
     body |= requested
     bench = Bench(spec_of(endpoint, stream=stream, **body))
     entries = logprobs or [TokenLogprob(-0.125, TOP), TokenLogprob(-1.0, TOP)]
@@ -88,18 +101,24 @@ def answered(endpoint: str, stream: bool, *, requested: Any, logprobs: list[Toke
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("requested", "count"),
-    [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 0}, 0), ({"logprobs": True, "top_logprobs": 2}, 2)],
+    [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 0}, 0),
+    ({"logprobs": True, "top_logprobs": 2}, 2)],
 )  # fmt: skip
 def test_chat_gets_what_it_asked_for(requested: dict[str, Any], count: int | None, stream: bool) -> None:
     got = answered(CHAT, stream, requested=requested)
     if count is None:
         assert got == []
         return
-    assert [(entry["token"], entry["logprob"], len(entry["top_logprobs"])) for entry in got] == [("a", -0.125, count), ("<|end|>", -1.0, count)]
+    assert [(entry["token"], entry["logprob"], len(entry["top_logprobs"])) for entry in got] == [
+        ("a", -0.125, count),
+        ("<|end|>", -1.0, count),
+    ]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(("asked", "keys"), [(None, None), (0, None), (1, {"a", "<|end|>"}), (2, {"a", "b", "<|end|>"})])
+@pytest.mark.parametrize(
+    ("asked", "keys"), [(None, None), (0, None), (1, {"a", "<|end|>"}), (2, {"a", "b", "<|end|>"})]
+)
 def test_completions_get_what_they_asked_for(asked: int | None, keys: set[str] | None, stream: bool) -> None:
     got = answered(COMPLETIONS, stream, requested={"logprobs": asked})
     assert [entry["token"] for entry in got] == ([] if asked is None else ["a", "<|end|>"])
@@ -114,7 +133,10 @@ def test_completions_get_what_they_asked_for(asked: int | None, keys: set[str] |
 def test_infinities_and_nan_leave_as_json(endpoint: str, stream: bool) -> None:
     odd = [TokenLogprob(-math.inf, [(A, math.nan), (B, -math.inf)]), TokenLogprob(math.nan, [(B, math.inf)])]
     requested = {"logprobs": True, "top_logprobs": 2} if endpoint == CHAT else {"logprobs": 2}
-    assert [entry["logprob"] for entry in answered(endpoint, stream, requested=requested, logprobs=odd)] == [FLOOR, FLOOR]
+    assert [entry["logprob"] for entry in answered(endpoint, stream, requested=requested, logprobs=odd)] == [
+        FLOOR,
+        FLOOR,
+    ]
 
 
 def test_logprobs_come_although_text_is_held() -> None:

@@ -80,7 +80,10 @@ def test_completion_usage_and_done_wait_for_the_record_to_finish() -> None:
 
 @pytest.mark.parametrize(
     ("process", "endpoint", "make"),
-    [(chat_unary_post_processor, CHAT, ChatPostprocArgs), (completion_unary_post_processor, COMPLETIONS, CompletionPostprocArgs)],
+    [
+        (chat_unary_post_processor, CHAT, ChatPostprocArgs),
+        (completion_unary_post_processor, COMPLETIONS, CompletionPostprocArgs),
+    ],
 )
 def test_a_document_waits_for_the_record_to_finish(process: Any, endpoint: str, make: Any) -> None:
     args = make(spec_of(endpoint, n=2, stream=False).args)
@@ -215,7 +218,9 @@ def test_every_choice_of_a_chat_begins_with_its_role_and_ends_once() -> None:
     for items in by_choice.values():
         assert items[0]["delta"] == {"role": "assistant", "content": ""}
         assert sum("role" in item["delta"] for item in items) == 1
-        assert [item["finish_reason"] for item in items[:-1]] == [None] * (len(items) - 1) and items[-1]["finish_reason"]
+        assert [item["finish_reason"] for item in items[:-1]] == [None] * (len(items) - 1) and items[-1][
+            "finish_reason"
+        ]
 
 
 def test_several_prompts_and_choices_of_a_completion() -> None:
@@ -260,7 +265,11 @@ def test_usage_is_null_but_in_a_last_chunk_without_choices(endpoint: str) -> Non
     made = chunks(streamed(endpoint, **INCLUDE))
     assert [chunk["usage"] for chunk in made[:-1]] == [None] * (len(made) - 1)
     assert all(chunk["choices"] for chunk in made[:-1])
-    assert made[-1]["choices"] == [] and made[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 10, "total_tokens": 13}
+    assert made[-1]["choices"] == [] and made[-1]["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 10,
+        "total_tokens": 13,
+    }
 
 
 @ENDPOINTS
@@ -280,7 +289,11 @@ def test_continuous_usage_is_cumulative_over_all_choices(endpoint: str) -> None:
 def test_a_document_always_has_usage(endpoint: str) -> None:
     bench = Bench(spec_of(endpoint, n=2, stream=False, prompt_tokens=9))
     bench.give(row(HELLO[:3], "length"), row(HELLO, "stop", index=1, stop_token=True))
-    assert merge_document(bench.body, endpoint).usage == {"prompt_tokens": 9, "completion_tokens": 13, "total_tokens": 22}
+    assert merge_document(bench.body, endpoint).usage == {
+        "prompt_tokens": 9,
+        "completion_tokens": 13,
+        "total_tokens": 22,
+    }
 
 
 # ------------------------------------------------------------------------------------------------------ errors
@@ -329,7 +342,24 @@ def test_a_completion_that_has_sent_nothing_yet_can_still_be_a_document() -> Non
 
 @ENDPOINTS
 def test_every_text_leaves_as_strict_json(endpoint: str) -> None:
-    texts = ['"', "\\", "\n", "\r", "\t", "\x00", "\x1f", "\u2028", "\u2029", "\ufeff", "😀", "{", "}", "'", "/", "&amp;"]
+    texts = [
+        '"',
+        "\\",
+        "\n",
+        "\r",
+        "\t",
+        "\x00",
+        "\x1f",
+        "\u2028",
+        "\u2029",
+        "\ufeff",
+        "😀",
+        "{",
+        "}",
+        "'",
+        "/",
+        "&amp;",
+    ]
     bench = Bench(spec_of(endpoint))
     for text in texts:
         bench.give(row(tokens(text)))

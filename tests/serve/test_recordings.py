@@ -33,7 +33,8 @@ def test_the_replay_chooses_whether_to_stream() -> None:
 
 def test_what_the_request_asked_for_is_in_the_spec() -> None:
     request = recording()["request"] | {
-        "n": 3, "stop": ["a", "b"], "stop_token_ids": [7], "logprobs": True, "top_logprobs": 2, "skip_special_tokens": False,
+        "n": 3, "stop": ["a", "b"], "stop_token_ids": [7], "logprobs": True, "top_logprobs": 2,
+        "skip_special_tokens": False,
         "include_stop_str_in_output": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
     made = spec(request=request)
@@ -45,7 +46,9 @@ def test_what_the_request_asked_for_is_in_the_spec() -> None:
 def test_prompts_of_a_completion() -> None:
     made = spec(endpoint=COMPLETIONS, request={"prompt": ["a", "b"], "echo": True, "n": 2})
     assert (made.outputs, made.args["echo"], made.continuation) == (4, ["a", "b"], True)
-    assert spec(endpoint=COMPLETIONS, request={"prompt": "a", "echo": True}, prompt="rendered").args["echo"] == ["rendered"]
+    assert spec(endpoint=COMPLETIONS, request={"prompt": "a", "echo": True}, prompt="rendered").args["echo"] == [
+        "rendered"
+    ]
     assert spec(endpoint=COMPLETIONS, request={"prompt": [1, 2], "echo": True}).args["echo"] == [""]
     assert spec(endpoint=COMPLETIONS, request={"prompt": [1, 2], "echo": True}, prompt="ab").args["echo"] == ["ab"]
 
@@ -62,14 +65,20 @@ def test_the_model_is_the_one_that_was_asked_for() -> None:
 
 def test_what_no_engine_here_would_honour_is_replayed_all_the_same() -> None:
     """Some server has answered it: only its shape counts."""
-    assert spec(request=recording()["request"] | {"temperature": 0.3, "top_k": 5, "max_tokens": 10**6, "min_p": 0.1}).outputs == 1
+    assert (
+        spec(
+            request=recording()["request"] | {"temperature": 0.3, "top_k": 5, "max_tokens": 10**6, "min_p": 0.1}
+        ).outputs
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         {"endpoint": "/v1/embeddings"}, {"endpoint": None}, {"request": {}}, {"request": []}, {"request": "x"},
-        {"request": {"messages": [{"role": "user", "content": "x"}], "n": "two"}}, {"endpoint": COMPLETIONS, "request": {"prompt": 5}},
+        {"request": {"messages": [{"role": "user", "content": "x"}], "n": "two"}}, {"endpoint": COMPLETIONS,
+        "request": {"prompt": 5}},
     ],
 )  # fmt: skip
 def test_a_request_that_is_refused_is_its_error(changed: dict[str, Any]) -> None:
