@@ -13,6 +13,9 @@ from executor.request import GenerationRequest
 
 logger = logging.getLogger("tailrace.executor")
 
+RETRY = 0.005
+"""Seconds after which what did not fit a message, or its worker's queue, is tried again."""
+
 
 class ExecutorCore:
     """Joins an engine and a dispatcher. ``receive`` takes a message, ``step`` moves what the engine has made."""
@@ -54,7 +57,8 @@ class ExecutorCore:
 
     def poll_timeout(self) -> float | None:
         """Seconds until ``step`` should be called without being woken; None: whenever something happens."""
-        return self._engine.poll_timeout()
+        due = self._engine.poll_timeout()
+        return due if not self.dispatcher.unsent_history else min(RETRY, RETRY if due is None else due)
 
     def stats(self) -> dict[str, Any]:
         """Counters of engine and dispatcher, for /metrics."""

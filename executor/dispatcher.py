@@ -17,6 +17,9 @@ from executor.engines.base import StepRow, TokenLogprob
 from executor.messages import MAX_COUNT, Open, StepRecords, WorkerLost
 from executor.request import GenerationRequest
 
+#: Tokens of history in one message. With 20 alternatives each they are 130 MB, and a frame of 256 MB is refused.
+MAX_HISTORY = 1 << 19
+
 
 @dataclass(slots=True)
 class OutputHistory:
@@ -46,6 +49,8 @@ class Route:
 class _Batch:
     opens: list[Open] = field(default_factory=list)
     rows: list[StepRow] = field(default_factory=list)
+    #: tokens of resent histories among the rows
+    history: int = 0
 
 
 class Dispatcher:
@@ -142,9 +147,15 @@ class Dispatcher:
         messages = []
         for worker, batch in self._batches.items():
             if (batch.rows or batch.opens) and worker not in busy:
+                rest = _cut_history(batch) if batch.history > MAX_HISTORY else _Batch()
                 messages.append((worker, StepRecords.build(batch.rows, batch.opens, stamp)))
-                self._batches[worker] = _Batch()
+                self._batches[worker] = rest
         return messages
+
+    @property
+    def unsent_history(self) -> bool:
+        """Whether a history was too long for one message: then ``take`` has more to give though the engine is silent."""
+        return any(batch.history for batch in self._batches.values())
 
     def stats(self) -> Mapping[str, int]:
         """Counters for /metrics."""
@@ -195,6 +206,19 @@ class Dispatcher:
         ended = {index for index, (_, end) in enumerate(delivered) if end}
         for index in sorted(range(len(route.outputs)), key=lambda index: index not in ended):
             batch.rows += _history_rows(rid, index, route.outputs[index])
+            batch.history += len(route.outputs[index].tokens)
+
+
+def _cut_history(batch: _Batch) -> _Batch:
+    """Leave the first rows in the batch, and all opens; returns the rest."""
+    tokens = count = 0
+    while count < len(batch.rows) and tokens < MAX_HISTORY:
+        tokens += len(batch.rows[count].token_ids)
+        count += 1
+    rest = _Batch([], batch.rows[count:])
+    rest.history = max(batch.history - tokens, len(rest.rows))  # never 0 while rows are left: new rows were counted too
+    del batch.rows[count:]
+    return rest
 
 
 def _history_rows(rid: int, index: int, output: OutputHistory) -> list[StepRow]:

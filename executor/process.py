@@ -16,7 +16,7 @@ import zmq
 
 from executor.channel import STEPS_HWM, AddressError, bind_pull, connect_push, drain, try_send
 from executor.child import Child, run_child
-from executor.core import ExecutorCore
+from executor.core import RETRY, ExecutorCore
 from executor.engines import engine_factory
 from executor.messages import Status, StepRecords, WireError, WorkerJoined, WorkerLost
 from executor.wire import decode, encode
@@ -25,9 +25,6 @@ logger = logging.getLogger("tailrace.executor")
 
 STATUS_INTERVAL = 1.0
 """Seconds between two status messages to the front ends."""
-
-RETRY = 0.005
-"""Seconds after which a full worker is tried again."""
 
 
 class ExecutorProcess:

@@ -58,7 +58,7 @@ from executor.result import Logprob, OutputDelta
 MAX_FRAME = 256 << 20
 #: Entries of one array, keys of one map, arrays and maps of one frame. The first is what the largest request needs, or a
 #: worker with very many of them when it is lost.
-MAX_ITEMS, MAX_NAMES, MAX_CONTAINERS = 1 << 20, 1 << 10, 1 << 19
+MAX_ITEMS, MAX_NAMES, MAX_CONTAINERS = 1 << 20, 1 << 10, 1 << 20
 
 # ------------------------------------------------------------------------------------------------------ columns
 

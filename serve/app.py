@@ -28,6 +28,7 @@ from serve.http import (
 )
 from serve.metrics import CONTENT_TYPE, ServerMetrics
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from serve.playground import Playground
 from serve.prompts import Prompts
 from serve.responses_routes import ResponsesRoutes
 from serve.responses_store import ResponseStore
@@ -55,10 +56,13 @@ class App:
         )
         # An empty store is falsy.
         self._responses = ResponsesRoutes(self._gateway, prompts, facts, ResponseStore() if store is None else store)
+        playground = Playground(self._gateway, facts)
         self._routes: dict[str, dict[str, Callable[[Scope, Receive, Send, list[Header]], Awaitable[int]]]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completions},
             "/v1/models": {"GET": self._models},
+            "/parse/reasoning": {"POST": playground.reasoning},
+            "/parse/tool_calls": {"POST": playground.tool_calls},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/health": {"GET": self._health},

@@ -155,11 +155,17 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.description = "Print exactly the bytes that a client received, from a recording; no model is needed."
-    parser.add_argument("file", metavar="FILE", help="a .jsonl file of recordings (serve --record writes them)")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="a .jsonl file of recordings (serve --record writes them)")
     parser.add_argument("--split", default="each", help="how the tokens reach the worker: whole, each, every:N, at:K or "
                         "random:SEED; the merged text does not depend on it (default: %(default)s)")  # fmt: skip
     parser.add_argument("--unary", action="store_true", help="print the JSON document instead of the stream")
     parser.add_argument("--only", default="", metavar="TEXT", help="only recordings whose name contains TEXT")
+    group = parser.add_argument_group("raw text instead of a file, to try a format")
+    group.add_argument("--text", metavar="TEXT", help="what the model said")
+    group.add_argument("--reasoning_parser", metavar="NAME", help="format of its reasoning")
+    group.add_argument("--tool_parser", metavar="NAME", help="format of its tool calls")
+    group.add_argument("--tools", metavar="FILE", help="a JSON list of tools in OpenAI's format, by which values are typed")
+    group.add_argument("--prompt", default="", metavar="TEXT", help="the end of the prompt, which may open a reasoning block")
 
 
 def _config(arguments: argparse.Namespace) -> Config:
@@ -170,24 +176,52 @@ def _config(arguments: argparse.Namespace) -> Config:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from postproc_workers.replay import RecordingError, replay
+    from postproc_workers.replay import replay
 
-    path = Path(arguments.file)
+    source = arguments.file or "--text"
     try:
-        recordings = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-        for recording in recordings:
-            if not isinstance(recording, dict):
-                raise RecordingError("a recording is a JSON object")
+        for recording in _recordings(arguments):
             if arguments.only in str(recording.get("name", "")):
-                body = replay(recording, split=arguments.split, stream=not arguments.unary, base_dir=path.parent)
+                folder = Path(arguments.file or ".").parent
+                body = replay(recording, split=arguments.split, stream=not arguments.unary, base_dir=folder)
                 sys.stdout.buffer.write(body if body.endswith(b"\n") else body + b"\n")
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough; nor may the interpreter's own flush at the end complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError) as error:
-        print(f"tailrace replay: {path}: {error}", file=sys.stderr)
+        print(f"tailrace replay: {source}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _recordings(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The recordings of a file, or one made of raw text. ValueError for anything else."""
+    if (arguments.file is None) == (arguments.text is None):
+        raise ValueError("give a file of recordings, or --text")
+    if arguments.text is not None:
+        return [_text_recording(arguments)]
+    lines = Path(arguments.file).read_text(encoding="utf-8").split("\n")
+    recordings = [json.loads(line) for line in lines if line.strip()]
+    if not all(isinstance(recording, dict) for recording in recordings):
+        raise ValueError("a recording is a JSON object")
+    return recordings
+
+
+def _text_recording(arguments: argparse.Namespace) -> dict[str, Any]:
+    request: dict[str, Any] = {"model": "text", "messages": [{"role": "user", "content": ""}]}
+    if arguments.tools is not None:
+        request["tools"] = json.loads(Path(arguments.tools).read_text(encoding="utf-8"))
+    elif arguments.tool_parser is not None:
+        # Without a tool there is no call; undeclared names are called all the same.
+        request["tools"] = [{"type": "function", "function": {"name": "any"}}]
+    return {
+        "name": "text",
+        "endpoint": "/v1/chat/completions",
+        "request": request,
+        "server": {"tool_parser": arguments.tool_parser, "reasoning_parser": arguments.reasoning_parser},
+        "prompt": arguments.prompt,
+        "outputs": [{"index": 0, "text": arguments.text, "finish_reason": "stop"}],
+    }
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest
 from serve.admission import Minted
+from serve.body import parse
 from serve.errors import OverloadedError
 from serve.http import Header, check_json, read_body, send_stream, watched
-from serve.openai_protocol import parse
 from serve.prompts import Prompts
 from serve.streams import ClientStream
 

@@ -77,7 +77,7 @@ def serve(config: Config) -> int:
     try:
         # What needs no model is looked at before one is loaded.
         load_hook(config.post_processor_hook)
-        check_names(config.reasoning_parser, config.tool_parser)
+        check_names(*(None if name == "auto" else name for name in (config.reasoning_parser, config.tool_parser)))
         listener = _listen(config)
         files = _model_files(config)
         return uvloop.run(_run(config, files, listener))
@@ -117,15 +117,25 @@ def _model_files(config: Config) -> ModelFiles | None:
 
 def load_tokenizer(source: Path) -> PreTrainedTokenizerBase:
     """A tokenizer from a directory in Hugging Face layout or from a tokenizer.json."""
-    try:
+    with _LoadingErrors(source):
         if source.is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(source))
         return AutoTokenizer.from_pretrained(str(source))
-    except Exception as error:
-        # The tokenizers library raises Exception itself for a malformed file; a class of its own it has not.
-        if type(error) is not Exception and not isinstance(error, (OSError, ValueError, KeyError, TypeError)):
-            raise
-        raise StartError(f"no tokenizer can be loaded from {source}: {error}") from error
+
+
+class _LoadingErrors:
+    """What loading a tokenizer may raise, as a StartError. The tokenizers library raises Exception itself for a malformed
+    file, so the class has to be looked at: an except clause for it would catch everything else too."""
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is Exception or isinstance(error, (OSError, ValueError, KeyError, TypeError)):
+            raise StartError(f"no tokenizer can be loaded from {self._source}: {error}") from error
 
 
 def worker_tokenizer(tokenizer: PreTrainedTokenizerBase, source: Path, directory: Path) -> str:

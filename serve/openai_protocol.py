@@ -1,4 +1,4 @@
-"""Request bodies as clients of OpenAI, vLLM and SGLang send them, and the one way in: :func:`parse`.
+"""Request bodies as clients of OpenAI, vLLM and SGLang send them, read through ``serve/body.py``.
 
 The rule is that nothing is silently ignored. A field is one of four things:
 
@@ -17,38 +17,23 @@ Models are inbound only: responses are written by the post-processors, without a
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     FailFast,
     Field,
     PlainValidator,
-    PrivateAttr,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from postproc_workers.spec import MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS, MAX_TOKEN_ID, MAX_TOP_LOGPROBS
-from serve.errors import BadRequestError
+from serve.body import Body, quote, wrong
 
-MAX_DEPTH = (
-    100  #: brackets within brackets of a body; a tool's JSON schema stays far below, a stream's spec stops at 256
-)
 MAX_PROMPTS = 2048  #: prompts of one completion request
 MAX_BIASES = 1024  #: entries of ``logit_bias``
-MAX_QUOTED = 200  #: characters of a field's name in an error: a client's own name may be as long as the body
 MAX_COUNT = MAX_TOKEN_ID  #: bound of every count, so that sums of them stay small integers everywhere
-
-
-def _wrong(message: str, param: str = "") -> PydanticCustomError:
-    """A refusal in our own words; ``param`` is relative to the model or field whose validator raises it."""
-    return PydanticCustomError("request", "{message}", {"message": message, "param": param})
 
 
 # ------------------------------------------------------------------ fields that take more than one type
@@ -63,22 +48,22 @@ def _text_or_parts(value: Any) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
-        raise _wrong("must be a string or a list of one or more text parts")
+        raise wrong("must be a string or a list of one or more text parts")
     return "\n".join(_part(part, index) for index, part in enumerate(value))
 
 
 def _part(part: Any, index: int) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
-        raise _wrong('must be an object with a "type"', str(index))
+        raise wrong('must be an object with a "type"', str(index))
     if kind != "text":
-        raise _wrong(
-            f"is a part of type {_quote(kind)}, which is not supported: this server takes text only", str(index)
+        raise wrong(
+            f"is a part of type {quote(kind)}, which is not supported: this server takes text only", str(index)
         )
     if not isinstance(part.get("text"), str):
-        raise _wrong("must be a string", f"{index}.text")
+        raise wrong("must be a string", f"{index}.text")
     for name in (name for name, entry in part.items() if entry is not None and name not in _PART):
-        raise _wrong("is not a known field", f"{index}.{name}")
+        raise wrong("is not a known field", f"{index}.{name}")
     text: str = part["text"]
     return text
 
@@ -86,11 +71,11 @@ def _part(part: Any, index: int) -> str:
 def _stops(value: Any) -> list[str]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise _wrong(f"must be a string or a list of up to {MAX_STOPS} strings")
+        raise wrong(f"must be a string or a list of up to {MAX_STOPS} strings")
     if len(stops) > MAX_STOPS:
-        raise _wrong(f"must not hold more than {MAX_STOPS} strings, got {len(stops)}")
+        raise wrong(f"must not hold more than {MAX_STOPS} strings, got {len(stops)}")
     if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise _wrong(f"must hold strings of 1 to {MAX_STOP_CHARS} characters")
+        raise wrong(f"must hold strings of 1 to {MAX_STOP_CHARS} characters")
     return stops
 
 
@@ -103,28 +88,28 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
         return [_ids(value)]
     if kinds == {str} or (kinds == {list} and all(set(map(type, ids)) == {int} for ids in value)):
         if len(value) > MAX_PROMPTS:
-            raise _wrong(f"must not hold more than {MAX_PROMPTS} prompts, got {len(value)}")
+            raise wrong(f"must not hold more than {MAX_PROMPTS} prompts, got {len(value)}")
         return value if kinds == {str} else [_ids(ids) for ids in value]
-    raise _wrong(
+    raise wrong(
         "must be a string, a list of strings, a list of token ids or a list of such lists; no list may be empty"
     )
 
 
 def _ids(ids: list[int]) -> list[int]:
     if min(ids) < 0 or max(ids) > MAX_TOKEN_ID:
-        raise _wrong(f"must hold token ids from 0 to {MAX_TOKEN_ID}")
+        raise wrong(f"must hold token ids from 0 to {MAX_TOKEN_ID}")
     return ids
 
 
 def _token_ids(value: Any) -> list[int]:
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise _wrong("must be a list of token ids")
+        raise wrong("must be a list of token ids")
     return _ids(value) if value else value
 
 
 def _biases(value: Any) -> dict[int, float]:
     if not isinstance(value, dict) or len(value) > MAX_BIASES:
-        raise _wrong(f"must be an object of up to {MAX_BIASES} token ids and their biases")
+        raise wrong(f"must be an object of up to {MAX_BIASES} token ids and their biases")
     return {_bias_id(key): _bias(key, bias) for key, bias in value.items()}
 
 
@@ -132,13 +117,13 @@ def _bias_id(key: str) -> int:
     # "٣", "+3" and "03" are integers to int(): only the spelling that JSON itself would use is one token's name.
     digits = key.isascii() and key.isdigit() and len(key) <= 10 and str(int(key)) == key
     if not digits or int(key) > MAX_TOKEN_ID:
-        raise _wrong(f"must have token ids as keys, got {_quote(key)}")
+        raise wrong(f"must have token ids as keys, got {quote(key)}")
     return int(key)
 
 
 def _bias(key: str, bias: Any) -> float:
     if type(bias) not in (int, float) or not -100 <= bias <= 100:
-        raise _wrong("must be a number from -100 to 100", key)
+        raise wrong("must be a number from -100 to 100", key)
     return float(bias)
 
 
@@ -150,13 +135,13 @@ def _tool_choice(value: Any) -> str | dict[str, Any]:
         value["function"].get("name") if isinstance(value, dict) and isinstance(value.get("function"), dict) else None
     )
     if not isinstance(name, str) or value.get("type") != "function":
-        raise _wrong('must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}')
+        raise wrong('must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}')
     return {"type": "function", "function": {"name": name}}
 
 
 def _arguments(value: Any) -> str | dict[str, Any]:
     if not isinstance(value, str | dict):
-        raise _wrong("must be a string that holds a JSON object")
+        raise wrong("must be a string that holds a JSON object")
     return value
 
 
@@ -170,34 +155,14 @@ Content = Annotated[str, PlainValidator(_text_or_parts)]
 # ------------------------------------------------------------------ models
 
 
-class _Body(BaseModel):
-    """Strict, closed, and with nulls dropped."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
-
-    #: fields of other servers that this one cannot honour: the values that ask for nothing, and what to say otherwise
-    neutral: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {}
-
-    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, data: Any) -> Any:
-        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
-
-    def as_sent(self) -> dict[str, Any]:
-        """The body as the client sent it, nulls and all; what a recording keeps. Not to be changed."""
-        return self._sent or self.model_dump(exclude_unset=True)
-
-
-class FunctionCall(_Body):
+class FunctionCall(Body):
     """A call made in an earlier turn. OpenAI's ``arguments`` is JSON text; an object is taken too."""
 
     name: str
     arguments: Annotated[str | dict[str, Any], PlainValidator(_arguments)] = "{}"
 
 
-class ToolCall(_Body):
+class ToolCall(Body):
     """One entry of an assistant message's ``tool_calls``; ``index`` is left over from merged stream deltas."""
 
     id: str | None = None
@@ -206,7 +171,7 @@ class ToolCall(_Body):
     index: Count | None = None
 
 
-class Message(_Body):
+class Message(Body):
     """One turn. Text only; what a client got from a chat response may be sent back as it came."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -223,9 +188,9 @@ class Message(_Body):
     def _fits_role(self) -> Message:
         if self.role != "assistant":
             if self.content is None:
-                raise _wrong("is required", "content")
+                raise wrong("is required", "content")
             if self.tool_calls:
-                raise _wrong("is only allowed in assistant messages", "tool_calls")
+                raise wrong("is only allowed in assistant messages", "tool_calls")
         return self
 
     def for_template(self) -> dict[str, Any]:
@@ -248,7 +213,7 @@ def _as_object(arguments: str | dict[str, Any]) -> Any:
     return parsed if isinstance(parsed, dict) else arguments
 
 
-class Function(_Body):
+class Function(Body):
     """A tool's declaration; ``parameters`` is a JSON schema, handed to the chat template as it is."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
@@ -257,12 +222,12 @@ class Function(_Body):
     strict: bool | None = None
 
 
-class Tool(_Body):
+class Tool(Body):
     type: Literal["function"] = "function"
     function: Function
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False  # harmless: padding against eavesdroppers, which no client reads
@@ -295,7 +260,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-class _Generation(_Body):
+class _Generation(Body):
     """What chat and completion requests share: sampling, stopping and the form of the answer."""
 
     neutral = _NEUTRAL
@@ -330,7 +295,7 @@ class _Generation(_Body):
     prompt_cache_retention: str | None = None
 
 
-class _Templated(_Body):
+class _Templated(Body):
     """What turns messages into a prompt; shared by chat and ``/tokenize``."""
 
     messages: Annotated[list[Message], Field(min_length=1), FailFast()]
@@ -345,9 +310,9 @@ class _Templated(_Body):
         if not self.continue_final_message:
             return self
         if "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt:
-            raise _wrong("cannot be combined with add_generation_prompt", "continue_final_message")
+            raise wrong("cannot be combined with add_generation_prompt", "continue_final_message")
         if self.messages and self.messages[-1].role != "assistant":
-            raise _wrong("needs a last message of role assistant", "continue_final_message")
+            raise wrong("needs a last message of role assistant", "continue_final_message")
         self.add_generation_prompt = False
         return self
 
@@ -394,10 +359,10 @@ class ChatCompletionRequest(_Generation, _Templated):
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> ChatCompletionRequest:
         if self.top_logprobs and not self.logprobs:
-            raise _wrong("needs logprobs to be true", "top_logprobs")
+            raise wrong("needs logprobs to be true", "top_logprobs")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
-            raise _wrong(
+            raise wrong(
                 "and max_tokens differ; max_tokens is the older name of the same field", "max_completion_tokens"
             )
         self._check_tool_choice()
@@ -406,9 +371,9 @@ class ChatCompletionRequest(_Generation, _Templated):
     def _check_tool_choice(self) -> None:
         named = self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
         if (named is not None or self.tool_choice == "required") and not self.tools:
-            raise _wrong("needs tools", "tool_choice")
+            raise wrong("needs tools", "tool_choice")
         if named is not None and all(tool.function.name != named for tool in self.tools):
-            raise _wrong(f"names {_quote(named)}, which is not among the tools", "tool_choice")
+            raise wrong(f"names {quote(named)}, which is not among the tools", "tool_choice")
 
     @property
     def token_limit(self) -> int | None:
@@ -443,7 +408,7 @@ class CompletionRequest(_Generation):
     @model_validator(mode="after")
     def _no_selection(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != self.n:
-            raise _wrong(f"must equal n ({self.n}): drawing more choices than are returned is not supported", "best_of")
+            raise wrong(f"must equal n ({self.n}): drawing more choices than are returned is not supported", "best_of")
         return self
 
     @property
@@ -464,9 +429,9 @@ class TokenizeRequest(_Templated):
     @model_validator(mode="after")
     def _prompt_or_messages(self) -> TokenizeRequest:
         if (self.prompt is None) == (not self.messages):
-            raise _wrong("or messages is required, and not both", "prompt")
+            raise wrong("or messages is required, and not both", "prompt")
         if not self.messages and self.tools:
-            raise _wrong("needs messages", "tools")
+            raise wrong("needs messages", "tools")
         return self
 
     @property
@@ -475,104 +440,8 @@ class TokenizeRequest(_Templated):
         return not self.messages if self.add_special_tokens is None else self.add_special_tokens
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     """The body of ``POST /detokenize``."""
 
     model: str | None = None
     tokens: Annotated[list[int], PlainValidator(_token_ids)]
-
-
-# ------------------------------------------------------------------ the way in
-
-AnyBody = TypeVar("AnyBody", bound=_Body)
-
-
-def parse(model_class: type[AnyBody], body: bytes) -> AnyBody:
-    """An HTTP body as a request. Raises BadRequestError, with the dotted name of the field where there is one."""
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequestError(f"The body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(data, dict):
-        raise BadRequestError("The body must be a JSON object.", code="invalid_json")
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _too_deep(data):
-        raise BadRequestError(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_json")
-    return parse_object(model_class, data)
-
-
-def parse_object(model_class: type[AnyBody], data: dict[str, Any]) -> AnyBody:
-    """The same for a body that is already decoded, such as a recording's. ``data`` is kept, not copied."""
-    _check_names(model_class, data)
-    try:
-        request = model_class.model_validate({name: data[name] for name in data if name not in model_class.neutral})
-    except ValidationError as error:
-        raise _bad_request(error) from error
-    request._sent = data
-    return request
-
-
-def _check_names(model_class: type[_Body], data: dict[str, Any]) -> None:
-    """Ask before the models do: they would list every unknown field of a body before we quote the first."""
-    known, neutral = model_class.model_fields, model_class.neutral
-    for name, value in data.items():
-        if name in known or value is None:
-            continue
-        if name not in neutral:
-            raise _unknown(name)
-        accepted, reason = neutral[name]
-        if not any(type(value) is type(other) and value == other for other in accepted):  # to Python, 0 == False
-            raise BadRequestError(f"{name} is not supported: {reason}.", param=name, code="unsupported_parameter")
-
-
-def _unknown(where: str) -> BadRequestError:
-    where = where[:MAX_QUOTED]
-    return BadRequestError(f"{where} is not a known field.", param=where, code="unknown_parameter")
-
-
-def _too_deep(data: dict[str, Any]) -> bool:
-    """Breadth first, one level at a time, so that depth costs no stack."""
-    level: list[Any] = [data]
-    for _ in range(MAX_DEPTH):
-        entries = (e for box in level for e in (box.values() if type(box) is dict else box))
-        level = [e for e in entries if type(e) is dict or type(e) is list]
-        if not level:
-            return False
-    return True
-
-
-def _bad_request(error: ValidationError) -> BadRequestError:
-    """The first thing wrong, as one sentence that starts with the field's name."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    context = first.get("ctx", {})
-    if first["type"] == "request":
-        where = ".".join(filter(None, (where, context["param"])))[:MAX_QUOTED]
-        return BadRequestError(f"{where} {context['message']}.", param=where, code="invalid_value")
-    if first["type"] == "extra_forbidden":
-        return _unknown(where)
-    if first["type"] == "missing":
-        return BadRequestError(f"{where} is required.", param=where, code="missing_required_parameter")
-    said = _SAID.get(first["type"], first["msg"].replace("Input should be", "must be", 1))
-    return BadRequestError(f"{where} {said}, got {_quote(first['input'])}.", param=where, code="invalid_value")
-
-
-#: pydantic's words for what JSON calls otherwise, by error type
-_SAID = {
-    "bool_type": "must be true or false",
-    "dict_type": "must be an object",
-    "float_type": "must be a number",
-    "int_type": "must be an integer",
-    "list_type": "must be a list",
-    "model_type": "must be an object",
-    "string_type": "must be a string",
-    "string_too_short": "must not be empty",
-    "too_short": "must not be empty",
-}
-
-
-def _quote(value: Any) -> str:
-    """A value as a person wrote it, cut to a length that fits a message."""
-    if isinstance(value, list | dict):
-        return str(value) if not value else "a list" if isinstance(value, list) else "an object"
-    text = f'"{value}"' if isinstance(value, str) else json.dumps(value, default=repr)
-    return text if len(text) <= 64 else text[:60] + "..."

@@ -9,8 +9,9 @@ from typing import Any
 
 from postproc_workers.spec import StreamSpec
 from serve.admission import Minted, ServerFacts, chat_spec, completion_spec
+from serve.body import parse
 from serve.errors import ApiError, BadRequestError
-from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, parse
+from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
 from serve.parsers import check_names
 from serve.responses_admission import ENDPOINT as RESPONSES
 from serve.responses_admission import response_spec

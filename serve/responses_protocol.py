@@ -16,19 +16,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, PlainValidator, ValidationError
 
-from serve.errors import BadRequestError
-
 # The base class and the words of refusals are those of the other bodies, so that all errors sound alike.
-from serve.openai_protocol import (
-    MAX_COUNT,
-    ChatCompletionRequest,
-    Positive,
-    _bad_request,
-    _Body,
-    _quote,
-    _wrong,
-    parse_object,
-)
+from serve.body import Body, bad_request, parse_object, quote, wrong
+from serve.errors import BadRequestError
+from serve.openai_protocol import MAX_COUNT, ChatCompletionRequest, Positive
 
 MAX_METADATA = 16  #: pairs; keys of 64 and values of 512 characters (OpenAI's API reference)
 
@@ -50,7 +41,7 @@ def _parts(*kinds: str) -> Any:
         if isinstance(value, str):
             return value
         if not isinstance(value, list):
-            raise _wrong("must be a string or a list of text parts")
+            raise wrong("must be a string or a list of text parts")
         return "\n".join(_part(part, index, kinds) for index, part in enumerate(value))
 
     return PlainValidator(text)
@@ -59,23 +50,23 @@ def _parts(*kinds: str) -> Any:
 def _part(part: Any, index: int, kinds: tuple[str, ...]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
-        raise _wrong('must be an object with a "type"', str(index))
+        raise wrong('must be an object with a "type"', str(index))
     if kind not in kinds:
         only = ", ".join(kinds)
-        raise _wrong(f"is a part of type {_quote(kind)}, which is not supported here: only {only}", str(index))
+        raise wrong(f"is a part of type {quote(kind)}, which is not supported here: only {only}", str(index))
     key, others = _PARTS[kind]
     text = part.get(key)
     if not isinstance(text, str):
-        raise _wrong("must be a string", f"{index}.{key}")
+        raise wrong("must be a string", f"{index}.{key}")
     for name in (name for name, entry in part.items() if entry is not None and name not in ("type", key, *others)):
-        raise _wrong("is not a known field", f"{index}.{name}")
+        raise wrong("is not a known field", f"{index}.{name}")
     return text
 
 
 # ------------------------------------------------------------------ items of the conversation
 
 
-class _Item(_Body):
+class _Item(Body):
     """What items have in common; ``id`` and ``status`` are left over from an output."""
 
     id: str | None = None
@@ -134,31 +125,31 @@ def _items(value: Any) -> list[Item]:
     if isinstance(value, str):
         return [MessageItem(role="user", content=value)]
     if not isinstance(value, list) or not value:
-        raise _wrong("must be a string or a list of one or more items")
+        raise wrong("must be a string or a list of one or more items")
     return [item_of(each, str(index)) for index, each in enumerate(value)]
 
 
 def item_of(value: Any, where: str) -> Item:
     """One item; a refusal names its place, ``where``, and the field."""
     if not isinstance(value, dict):
-        raise _wrong("must be an object", where)
+        raise wrong("must be an object", where)
     kind = value.get("type") or ("message" if "role" in value else "item_reference" if set(value) == {"id"} else None)
     if not isinstance(kind, str):
-        raise _wrong('must have a "type"', where)
+        raise wrong('must have a "type"', where)
     if kind not in _ITEMS:
-        raise _wrong(f"is an item of type {_quote(kind)}, which is not supported: only {', '.join(_ITEMS)}", where)
+        raise wrong(f"is an item of type {quote(kind)}, which is not supported: only {', '.join(_ITEMS)}", where)
     try:
         return _ITEMS[kind].model_validate(value)
     except ValidationError as error:
-        fault = _bad_request(error)
+        fault = bad_request(error)
         field = fault.param or ""
-        raise _wrong(fault.message.removeprefix(field).strip(" ."), f"{where}.{field}".rstrip(".")) from error
+        raise wrong(fault.message.removeprefix(field).strip(" ."), f"{where}.{field}".rstrip(".")) from error
 
 
 # ------------------------------------------------------------------ the request
 
 
-class FunctionTool(_Body):
+class FunctionTool(Body):
     """A tool's declaration, flat; ``parameters`` is a JSON schema."""
 
     type: Literal["function"]
@@ -173,7 +164,7 @@ class FunctionTool(_Body):
         return {"type": "function", "function": function}
 
 
-class ReasoningOptions(_Body):
+class ReasoningOptions(Body):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     #: Reasoning is returned as it is, so there is nothing to choose a summary of; "auto" leaves that to the server.
     summary: Literal["auto"] | None = None
@@ -182,16 +173,16 @@ class ReasoningOptions(_Body):
 
 def _text_format(value: Any) -> dict[str, Any]:
     if value != {"type": "text"}:
-        raise _wrong('must be {"type": "text"}: output cannot be constrained by this server')
+        raise wrong('must be {"type": "text"}: output cannot be constrained by this server')
     return dict(value)
 
 
-class TextOptions(_Body):
+class TextOptions(Body):
     format: Annotated[dict[str, Any], PlainValidator(_text_format)] | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class ResponsesStreamOptions(_Body):
+class ResponsesStreamOptions(Body):
     include_obfuscation: bool = False  # harmless: padding against eavesdroppers, which no client reads
 
 
@@ -200,7 +191,7 @@ def _tool_choice(value: Any) -> str | dict[str, Any]:
         return str(value)
     if isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str):
         return {"type": "function", "name": value["name"]}
-    raise _wrong('must be "none", "auto", "required" or {"type": "function", "name": ...}')
+    raise wrong('must be "none", "auto", "required" or {"type": "function", "name": ...}')
 
 
 #: Parts of items that this server never makes, so nothing of them can be left out; and reasoning comes in the clear.
@@ -215,19 +206,19 @@ _INCLUDABLE = frozenset(
 
 def _include(value: Any) -> list[str]:
     if not isinstance(value, list):
-        raise _wrong("must be a list of strings")
+        raise wrong("must be a list of strings")
     for index, each in enumerate(value):
         if not isinstance(each, str) or each not in _INCLUDABLE:
-            raise _wrong(f"is {_quote(each)}, which is not supported", str(index))
+            raise wrong(f"is {quote(each)}, which is not supported", str(index))
     return value
 
 
 def _metadata(value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or len(value) > MAX_METADATA:
-        raise _wrong(f"must be an object of up to {MAX_METADATA} strings")
+        raise wrong(f"must be an object of up to {MAX_METADATA} strings")
     for key, entry in value.items():
         if not isinstance(entry, str) or len(key) > 64 or len(entry) > 512:
-            raise _wrong("must be a string of up to 512 characters under a key of up to 64", key)
+            raise wrong("must be a string of up to 512 characters under a key of up to 64", key)
     return value
 
 
@@ -248,7 +239,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-class ChatFields(_Body):
+class ChatFields(Body):
     """Fields that mean what they mean in chat. They are checked there, by the chat request they are handed on to."""
 
     temperature: Any = None
@@ -338,7 +329,7 @@ def check_calls(items: Sequence[Item], history: Sequence[Item] = ()) -> None:
             called.add(item.call_id)
         elif isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
             where = f"input.{index}.call_id"
-            message = f"{where} is {_quote(item.call_id)}, and no function call before it has that id."
+            message = f"{where} is {quote(item.call_id)}, and no function call before it has that id."
             raise BadRequestError(message, param=where, code="invalid_value")
 
 

@@ -15,7 +15,7 @@ from serve.errors import EngineError, stream_error
 class ClientStream:
     """The bytes of one response between the proxy, which feeds it, and the connection, which takes (``next``).
 
-    ended: no bytes come any more once the slot is empty. failed: the request ended in an error. whole: the bytes are one
+    ended: no bytes come any more once the slot is empty. failed: the request ended in an error. whole: the bytes are a
     JSON document and not an event stream: a unary body, or an error found before the first event.
     """
 

@@ -24,7 +24,8 @@ from postproc_workers.spec import StreamSpec
 from postproc_workers.vocabulary import Vocabulary
 from postproc_workers.worker import PostprocWorker, WorkerOutput
 from serve.admission import Minted, ServerFacts, chat_spec, completion_spec
-from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, parse
+from serve.body import parse
+from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
 from serve.post_processors import POST_PROCESSORS as HANDLERS
 from tests.recordings.build_tokenizers import byte_level, ids, pieces
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor.core import ExecutorCore
+from executor.core import RETRY, ExecutorCore
 from executor.engines.base import StepRow
 from executor.engines.replay_engine import ReplayEngine
 from executor.messages import (
@@ -161,6 +161,18 @@ def test_no_message_that_can_be_decoded_breaks_the_executor() -> None:
                 for _, steps in core.step(0):
                     encode(steps)
                 core.dispatcher.validate()
+
+
+def test_a_history_that_does_not_fit_one_message_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.dispatcher.MAX_HISTORY", 1)
+    engine = ScriptedEngine()
+    core = core_with(engine, request(1), request(2))
+    engine.give(StepRow(1, 0, [5]), StepRow(2, 0, [6, 7]))
+    assert core.poll_timeout() == 0.0 and rows(core) == []
+    core.receive(JOINED)
+    assert core.poll_timeout() == RETRY and rows(core) == [(1, 0, [5], None)]
+    assert core.poll_timeout() == RETRY and rows(core) == [(2, 0, [6, 7], None)]
+    assert core.poll_timeout() is None
 
 
 def test_a_lost_worker_that_never_was() -> None:

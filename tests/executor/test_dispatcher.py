@@ -271,6 +271,24 @@ def test_a_long_history_is_cut_into_rows_that_the_wire_can_count() -> None:
     assert [token for row in rows for token in row[2]] == ids
 
 
+def test_histories_that_fill_a_frame_are_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opens with the first part, rows in order, and new rows behind them."""
+    monkeypatch.setattr("executor.dispatcher.MAX_HISTORY", 10)
+    dispatcher = Dispatcher()
+    for rid in range(5):
+        dispatcher.submit(request(rid))
+        dispatcher.record([StepRow(rid, 0, [rid] * 4)])
+    dispatcher.worker_joined(0)
+    parts = []
+    while dispatcher.unsent_history:
+        parts.append(taken(dispatcher)[0])
+        dispatcher.record([StepRow(0, 0, [7])])
+    parts.append(taken(dispatcher)[0])
+    assert [len(part.opens) for part in parts] == [5, 0, 0] and [len(part.tokens) for part in parts] == [12, 9, 1]
+    rows = [(rid, list(ids)) for part in parts for rid, _, ids, _, _ in part.rows()]
+    assert rows == [*((rid, [rid] * 4) for rid in range(5)), (0, [7]), (0, [7])] and taken(dispatcher) == {}
+
+
 def test_a_finish_without_tokens_is_resent_alone() -> None:
     dispatcher = Dispatcher()
     dispatcher.submit(request(1))

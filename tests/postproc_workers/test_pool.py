@@ -1,4 +1,4 @@
-"""The pool keeps its workers at their number: real processes, which have a tokenizer of text only and nobody to talk to."""
+"""The pool keeps its workers at their number: real processes, without a tokenizer and with nobody to talk to."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ def test_a_dead_worker_is_replaced_under_a_new_id(directory: Path) -> None:
         os.kill(before[0], signal.SIGKILL)
         await watched.until(lambda: watched.count("joined") == 3)
         assert watched.told[2:] == [("lost", 0), ("joined", 2)]
-        assert sorted(watched.pool.alive) == [1, 2] and watched.pool.alive[1] == before[1] and watched.pool.restarts == 1
+        assert (
+            sorted(watched.pool.alive) == [1, 2] and watched.pool.alive[1] == before[1] and watched.pool.restarts == 1
+        )
         await watched.pool.stop()
 
     run(main)

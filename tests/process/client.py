@@ -1,4 +1,4 @@
-"""An HTTP client with its hands on the socket: hundreds of streams at once, read step by step, and left in the middle."""
+"""An HTTP client with its hands on the socket: hundreds of streams at once, read step by step, left in the middle."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class Exchange:
             return
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         self.status = int(head[0].split(" ", 2)[1])
-        self.headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])}
+        self.headers = {
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])
+        }
         self._length = int(self.headers["content-length"]) if "content-length" in self.headers else None
 
     async def read_some(self) -> bool:

@@ -1,4 +1,4 @@
-"""Servers on the replay engine that the tests of this folder share: one per number of workers, started when first asked for."""
+"""Servers on the replay engine that the tests of this folder share: one per number of workers, started on demand."""
 
 from __future__ import annotations
 
@@ -13,8 +13,42 @@ from tests.process.expected import script, vocabulary_config
 from tests.process.server import Server, make_tokenizer, replay_arguments, serving
 
 #: Text that is hard to cut: characters over several tokens, beginnings of stops that come to nothing, and a stop.
-HARD = ("Hello", "<0xE4>", "<0xB8>", "<0x96>", " a", "ST", "STO", "aa", "aab", "<", "|>", "😀", "STO", "P.", " the", "END")
-OTHER = ("the", " answer", " is", "<0xF0>", "!", "42", "\n\n", "EN", "EN", "D.", "Hello", "STO", "OP", " world", "STOP", "!")
+HARD = (
+    "Hello",
+    "<0xE4>",
+    "<0xB8>",
+    "<0x96>",
+    " a",
+    "ST",
+    "STO",
+    "aa",
+    "aab",
+    "<",
+    "|>",
+    "😀",
+    "STO",
+    "P.",
+    " the",
+    "END",
+)
+OTHER = (
+    "the",
+    " answer",
+    " is",
+    "<0xF0>",
+    "!",
+    "42",
+    "\n\n",
+    "EN",
+    "EN",
+    "D.",
+    "Hello",
+    "STO",
+    "OP",
+    " world",
+    "STOP",
+    "!",
+)
 
 #: Streams to be hurt: at CONFIG's pace they take a second and a half.
 SLOW = ("Hello", " world", "<0xE4>", "<0xB8>", "<0x96>", "ST", "OP", " the", "😀", "aab", "STO", " a") * 9

@@ -1,7 +1,7 @@
 """What a client has to receive: the replay engine's tokens, stepped here without a server, through `replay`.
 
-Servers under test run on scripts that are found by the prompt, so that a request says by its prompt which stream it wants;
-any other prompt gets a synthetic stream.
+Servers under test run on scripts that are found by the prompt, so a request says by its prompt which stream it wants.
+Any other prompt gets a synthetic stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ MODEL = "replay"
 def vocabulary_config() -> dict[str, Any]:
     """The replay engine's keys for our tokenizer."""
     tokenizer = byte_level()
-    return {"vocab_size": tokenizer.get_vocab_size(), "special_token_ids": [tokenizer.token_to_id(text) for text in SPECIAL]}
+    return {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "special_token_ids": [tokenizer.token_to_id(text) for text in SPECIAL],
+    }
 
 
 def encoded(text: str) -> list[int]:
@@ -40,11 +43,16 @@ def script(prompt: str, *texts: str, logprobs: bool = False, **more: Any) -> dic
     token_ids = ids("byte_level", texts)
     entry: dict[str, Any] = {"prompt": encoded(prompt), "token_ids": token_ids, **more}
     if logprobs:
-        entry["logprobs"] = [{"logprob": -0.5 - n, "top": [[token, -0.5 - n], [(token + 1) % 256, -3.25]]} for n, token in enumerate(token_ids)]
+        entry["logprobs"] = [
+            {"logprob": -0.5 - n, "top": [[token, -0.5 - n], [(token + 1) % 256, -3.25]]}
+            for n, token in enumerate(token_ids)
+        ]
     return entry
 
 
-def engine_outputs(config: Mapping[str, Any], prompts: Sequence[Sequence[int]], n: int, **sampling: Any) -> list[dict[str, Any]]:
+def engine_outputs(
+    config: Mapping[str, Any], prompts: Sequence[Sequence[int]], n: int, **sampling: Any
+) -> list[dict[str, Any]]:
     """A request's outputs in a recording's form, as the replay engine makes them."""
     engine = ReplayEngine({**config, "step_interval": 0})
     engine.start(lambda: None)
@@ -56,7 +64,9 @@ def engine_outputs(config: Mapping[str, Any], prompts: Sequence[Sequence[int]], 
         for row in engine.collect():
             output = outputs[row.index]
             output["token_ids"] += row.token_ids
-            output["logprobs"] += [{"logprob": e.logprob, "top": [list(pair) for pair in e.top]} for e in row.logprobs or ()]
+            output["logprobs"] += [
+                {"logprob": e.logprob, "top": [list(pair) for pair in e.top]} for e in row.logprobs or ()
+            ]
             if row.finish_reason is not None:
                 output["finish_reason"] = row.finish_reason
                 if row.stop_token:

@@ -1,4 +1,4 @@
-"""A real `tailrace serve` for a test: start it on a free port, look into it, hurt it, end it, and see that nothing is left."""
+"""A real `tailrace serve` for a test: start it on a free port, look into it, end it, see that nothing is left."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Server:
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": self._tmp, **environment}
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
-                command, env=env, cwd=cwd or self.directory, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL,
-                text=True, start_new_session=True,
+                command, env=env, cwd=cwd or self.directory, text=True, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
             )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

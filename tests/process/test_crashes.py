@@ -1,4 +1,4 @@
-"""Processes die in the middle of streams: what the clients of a worker get, and how everything ends without an executor."""
+"""Processes die in the middle of streams: what the clients of a worker get, and the end without an executor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def begin_all(server: Server, requests: list[tuple[str, dict[str, Any]]]) 
 
 
 async def in_the_middle(exchanges: list[Exchange], requests: list[tuple[str, dict[str, Any]]], count: int = 12) -> None:
-    """Until every stream has brought some events, so that the unary requests, which started with them, are on their way too."""
+    """Until every stream has brought some events; unary requests, which began with them, are on their way then too."""
     streams = [exchange for exchange, (_, body) in zip(exchanges, requests) if body.get("stream")]
     await asyncio.wait_for(asyncio.gather(*(stream.read_events(count) for stream in streams)), 30)
 
@@ -99,7 +99,9 @@ def test_a_worker_that_dies_again_and_again(replay_server: Callable[[int], Serve
         exchanges = await begin_all(server, REQUESTS)
         await in_the_middle(exchanges, REQUESTS, 6)
         for _ in range(4):
-            alive = await asyncio.to_thread(until, lambda: [p for p in server.workers() if p not in killed], "a worker", 20.0)
+            alive = await asyncio.to_thread(
+                until, lambda: [p for p in server.workers() if p not in killed], "a worker", 20.0
+            )
             os.kill(alive[0], signal.SIGKILL)
             killed.add(alive[0])
         return await rest_of(exchanges)
@@ -118,7 +120,9 @@ def test_a_stopped_worker_catches_up(replay_server: Callable[[int], Server], tok
         await in_the_middle(exchanges, REQUESTS)
         os.kill(worker, signal.SIGSTOP)
         generated = server.total("tailrace_executor_tokens_total")
-        await asyncio.to_thread(until, lambda: server.total("tailrace_executor_tokens_total") > generated + 300, "tokens")
+        await asyncio.to_thread(
+            until, lambda: server.total("tailrace_executor_tokens_total") > generated + 300, "tokens"
+        )
         os.kill(worker, signal.SIGCONT)
         return await rest_of(exchanges)
 
@@ -179,7 +183,9 @@ def test_nobody_outlives_a_killed_launcher(tokenizer: Path) -> None:
         assert len(server.everybody()) == 4
 
         async def play() -> Response:
-            exchange = await begin(server.url, CHAT, {"messages": [{"role": "user", "content": "endless"}], "stream": True})
+            exchange = await begin(
+                server.url, CHAT, {"messages": [{"role": "user", "content": "endless"}], "stream": True}
+            )
             await exchange.read_events(3)
             server.send(signal.SIGKILL)
             return await exchange.rest()

@@ -49,7 +49,9 @@ def test_generation_ends_when_the_client_leaves(
     async def play() -> None:
         exchanges = await begin_all(server, ENDLESS)
         await in_the_middle(exchanges, ENDLESS)
-        await asyncio.to_thread(until, lambda: opened(server).get("tailrace_executor_running_outputs", 0) == 8, "all at work")
+        await asyncio.to_thread(
+            until, lambda: opened(server).get("tailrace_executor_running_outputs", 0) == 8, "all at work"
+        )
         for exchange in exchanges:
             leave(exchange)
 

@@ -37,21 +37,69 @@ WRONG: dict[str, tuple[str, bytes, dict[str, str], int, str | None, str | None, 
     "gzip": (CHAT, b"\x1f\x8b", {**JSON, "Content_Encoding": "gzip"}, 415, None, None, "content encoding"),
     "unknown model": (CHAT, body(model="gpt-17"), JSON, 404, "model", "model_not_found", "`gpt-17` does not exist"),
     "unknown field": (CHAT, body(temprature=1), JSON, 400, "temprature", "unknown_parameter", "not a known field"),
-    "unsupported": (CHAT, body(response_format={"type": "json_object"}), JSON, 400, "response_format", "unsupported_parameter", "not supported"),
+    "unsupported": (
+        CHAT,
+        body(response_format={"type": "json_object"}),
+        JSON,
+        400,
+        "response_format",
+        "unsupported_parameter",
+        "not supported",
+    ),
     "no messages": (CHAT, b"{}", JSON, 400, "messages", "missing_required_parameter", "required"),
     "empty messages": (CHAT, b'{"messages": []}', JSON, 400, "messages", "invalid_value", "must not be empty"),
     "empty prompt": (COMPLETIONS, b'{"prompt": ""}', JSON, 400, "prompt", "invalid_value", "has no tokens"),
     "id too high": (COMPLETIONS, b'{"prompt": [5, 99999]}', JSON, 400, "prompt", "invalid_value", "99999"),
     "negative max_tokens": (CHAT, body(max_tokens=-1), JSON, 400, "max_tokens", "invalid_value", "-1"),
     "zero max_tokens": (CHAT, body(max_tokens=0), JSON, 400, "max_tokens", "invalid_value", "0"),
-    "huge max_tokens": (CHAT, body(max_tokens=2**20), JSON, 400, "max_tokens", "context_length_exceeded", "maximum context length"),
+    "huge max_tokens": (
+        CHAT,
+        body(max_tokens=2**20),
+        JSON,
+        400,
+        "max_tokens",
+        "context_length_exceeded",
+        "maximum context length",
+    ),
     "number too large": (CHAT, body(max_tokens=10**30), JSON, 400, "max_tokens", "invalid_value", "max_tokens"),
     "too many choices": (CHAT, body(n=129), JSON, 400, "n", "invalid_value", "at most 128"),
     "temperature": (CHAT, body(temperature=3), JSON, 400, "temperature", "invalid_value", "2"),
-    "no tool parser": (CHAT, body(tools=[{"type": "function", "function": {"name": "f"}}]), JSON, 400, "tools", "unsupported_parameter", "tool"),
-    "image": (CHAT, body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), JSON, 400, "messages.0.content.0", "invalid_value", "text only"),
-    "template variable": (CHAT, body(chat_template_kwargs={"tokenize": True}), JSON, 400, "chat_template_kwargs.tokenize", None, "not allowed"),
-    "long prompt": (COMPLETIONS, json.dumps({"prompt": [5] * 2**20}).encode(), JSON, 400, "prompt", "context_length_exceeded", "reduce the length"),
+    "no tool parser": (
+        CHAT,
+        body(tools=[{"type": "function", "function": {"name": "f"}}]),
+        JSON,
+        400,
+        "tools",
+        "unsupported_parameter",
+        "tool",
+    ),
+    "image": (
+        CHAT,
+        body(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
+        JSON,
+        400,
+        "messages.0.content.0",
+        "invalid_value",
+        "text only",
+    ),
+    "template variable": (
+        CHAT,
+        body(chat_template_kwargs={"tokenize": True}),
+        JSON,
+        400,
+        "chat_template_kwargs.tokenize",
+        None,
+        "not allowed",
+    ),
+    "long prompt": (
+        COMPLETIONS,
+        json.dumps({"prompt": [5] * 2**20}).encode(),
+        JSON,
+        400,
+        "prompt",
+        "context_length_exceeded",
+        "reduce the length",
+    ),
     "too large": (CHAT, b" " * (LIMIT + 1), JSON, 413, None, "payload_too_large", str(LIMIT)),
     "tokenize nothing": ("/tokenize", b"{}", JSON, 400, "prompt", "invalid_value", "required"),
     "tokenize model": ("/tokenize", b'{"prompt": "a", "model": "b"}', JSON, 404, "model", "model_not_found", "b"),
@@ -60,7 +108,7 @@ WRONG: dict[str, tuple[str, bytes, dict[str, str], int, str | None, str | None, 
     "no such route": ("/v1/embeddings", b"{}", JSON, 404, None, "not_found", "/v1/embeddings"),
     "trailing slash": (CHAT + "/", body(), JSON, 404, None, "not_found", CHAT),
     "strange route": ("/%00%ff/%0a", b"", {}, 404, None, "not_found", "There is no"),
-}  # fmt: skip
+}
 
 
 def assert_error(response: Response, status: int, param: str | None, code: str | None, message: str) -> None:
@@ -79,7 +127,13 @@ def test_wrong_requests(replay_server: Callable[[int], Server], name: str) -> No
     assert_error(response, *expected)
 
 
-METHODS = [("GET", CHAT, "POST"), ("DELETE", "/v1/models", "GET"), ("PUT", "/tokenize", "POST"), ("POST", "/health", "GET"), ("OPTIONS", COMPLETIONS, "POST")]  # fmt: skip
+METHODS = [
+    ("GET", CHAT, "POST"),
+    ("DELETE", "/v1/models", "GET"),
+    ("PUT", "/tokenize", "POST"),
+    ("POST", "/health", "GET"),
+    ("OPTIONS", COMPLETIONS, "POST"),
+]
 
 
 @pytest.mark.parametrize(("method", "path", "allowed"), METHODS)
@@ -127,8 +181,11 @@ RAW = {
     "an absolute URL": (b"GET http://x/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
     "a web socket": (b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n", 200),
     # Java's client offers HTTP/2 with its first request.
-    "an offer of HTTP/2": (request(b"Connection: Upgrade, HTTP2-Settings, close", b"Upgrade: h2c", b"HTTP2-Settings: AAM"), 200),
-}  # fmt: skip
+    "an offer of HTTP/2": (
+        request(b"Connection: Upgrade, HTTP2-Settings, close", b"Upgrade: h2c", b"HTTP2-Settings: AAM"),
+        200,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", RAW)
@@ -191,12 +248,22 @@ def test_metrics(replay_server: Callable[[int], Server]) -> None:
     asyncio.run(fetch(server.url, "/v1/models/some-name", method="GET"))
     asyncio.run(fetch(server.url, "/some/path", method="GET"))
     values = server.metrics()
-    names = ("queue_age_seconds", "batch_rows", "tokens_total", "chunks_total", "coalesced_rows_total", "late_tokens_total", "busy_seconds_total")  # fmt: skip
+    names = (
+        "queue_age_seconds",
+        "batch_rows",
+        "tokens_total",
+        "chunks_total",
+        "coalesced_rows_total",
+        "late_tokens_total",
+        "busy_seconds_total",
+    )
     workers = [key.partition("{")[2] for key in values if key.startswith("tailrace_worker_busy_seconds_total{")]
-    assert len(workers) == 2 and all(f"tailrace_worker_{name}{{{worker}" in values for name in names for worker in workers)
+    assert len(workers) == 2 and all(
+        f"tailrace_worker_{name}{{{worker}" in values for name in names for worker in workers
+    )
     assert values["tailrace_workers"] == 2
-    assert 'tailrace_http_requests_total{path=/v1/models/{model},status=404}' in values
-    assert 'tailrace_http_requests_total{path=other,status=404}' in values
+    assert "tailrace_http_requests_total{path=/v1/models/{model},status=404}" in values
+    assert "tailrace_http_requests_total{path=other,status=404}" in values
     assert not any("some" in key for key in values)
     assert values["tailrace_first_chunk_seconds_count"] >= 1
 

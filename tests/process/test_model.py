@@ -65,7 +65,9 @@ def test_chat(client: openai.OpenAI, model: str) -> None:
     same("chat", without_names(unary))
 
     options = {"include_usage": True}
-    chunks = list(client.chat.completions.create(model=model, messages=QUESTION, stream=True, stream_options=options, **GREEDY))
+    chunks = list(
+        client.chat.completions.create(model=model, messages=QUESTION, stream=True, stream_options=options, **GREEDY)
+    )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
     assert chunks[0].choices[0].delta.role == "assistant" and len({chunk.id for chunk in chunks}) == 1
     assert chunks[-1].choices == [] and chunks[-1].usage == unary.usage
@@ -98,7 +100,9 @@ def test_choices_logprobs_stops_and_seeds(client: openai.OpenAI, model: str) -> 
 
     whole = client.completions.create(model=model, prompt="One, two, three,", temperature=0, max_tokens=10).choices[0]
     stop = whole.text[6:9]
-    cut = client.completions.create(model=model, prompt="One, two, three,", temperature=0, max_tokens=10, stop=[stop, "zzz"])
+    cut = client.completions.create(
+        model=model, prompt="One, two, three,", temperature=0, max_tokens=10, stop=[stop, "zzz"]
+    )
     (choice,) = cut.choices
     assert choice.text == whole.text[: whole.text.index(stop)] and choice.finish_reason == "stop"
     same("stop", without_names(cut))
@@ -107,7 +111,13 @@ def test_choices_logprobs_stops_and_seeds(client: openai.OpenAI, model: str) -> 
 def test_bytes_of_streams(server: Server) -> None:
     """One at a time; where no step was joined to another, to the byte."""
     bodies = {
-        CHAT: {"messages": QUESTION, "stream": True, "logprobs": True, "stream_options": {"include_usage": True}, **GREEDY},
+        CHAT: {
+            "messages": QUESTION,
+            "stream": True,
+            "logprobs": True,
+            "stream_options": {"include_usage": True},
+            **GREEDY,
+        },
         COMPLETIONS: {"prompt": ["Once upon a time", "def main():"], "stream": True, "n": 1, "stop": ["zzz"], **GREEDY},
     }
     for path, body in bodies.items():

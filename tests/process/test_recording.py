@@ -1,17 +1,21 @@
-"""`serve --record`, `tailrace replay`, `--post_processor_hook` and `--stream_interval`, from the command line to the bytes."""
+"""`serve --record`, `tailrace replay`, `--post_processor_hook`, `--stream_interval`: from command line to bytes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serve import cli
 from tests.process.client import Response, fetch
 from tests.process.conftest import CONFIG
 from tests.process.expected import events, expected_body, merged
@@ -21,7 +25,7 @@ from tests.process.test_streams import RUNNING, USAGE, chat, completion
 SECRET = "hard to forget"
 
 #: Prints, and so would break a worker whose stdout was its parent's pipe; shouts, and ends a stream that asks for it.
-HOOK = '''
+HOOK = """
 from postproc_workers.hook import EMIT, Replace, SUPPRESS, Terminate
 
 print("loading", "x" * 100_000)
@@ -38,14 +42,16 @@ class Shout:
         if "!" in text:
             raise RuntimeError("no exclamation marks")
         return Replace(text.upper()) if text.isascii() else EMIT
-'''
+"""
 
 
 def replayed(file: Path, *flags: str) -> bytes:
-    """What `tailrace replay` prints."""
-    run = subprocess.run([TAILRACE, "replay", str(file), *flags], capture_output=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+    """What `tailrace replay` prints. In this process: the command itself is in the last test."""
+    printed = io.BytesIO()
+    with contextlib.redirect_stdout(io.TextIOWrapper(printed, write_through=True)) as kept:
+        assert cli.main(["replay", str(file), *flags]) == 0
+    kept.detach()
+    return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +108,10 @@ def test_a_replay_prints_what_the_client_received(recorder: tuple[Server, Path],
 def test_prompts_are_not_recorded(recorder: tuple[Server, Path]) -> None:
     server, folder = recorder
     messages = [{"role": "system", "content": SECRET}, {"role": "user", "content": SECRET}]
-    responses = [ask(server, completion(SECRET)), ask(server, ("/v1/chat/completions", {"messages": messages, "max_tokens": 4}))]
+    responses = [
+        ask(server, completion(SECRET)),
+        ask(server, ("/v1/chat/completions", {"messages": messages, "max_tokens": 4})),
+    ]
     for response in responses:
         file = recording_of(folder, response)
         text = file.read_text()
@@ -118,20 +127,36 @@ def test_a_request_without_a_model_name(recorder: tuple[Server, Path]) -> None:
 
 @pytest.fixture(scope="module")
 def hooked(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
-    """A server with a hook, records with prompts, and four tokens per event."""
+    """A server with a hook, prompts in its recordings, and four tokens per event. It runs in a folder whose files have
+    the names of packages; none of them may be taken for one."""
     folder = tmp_path_factory.mktemp("hook")
+    cwd = tmp_path_factory.mktemp("cwd")
+    for name in ("executor", "serve", "postproc_workers", "queue", "zmq", "tokenizers"):
+        (cwd / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
     (folder / "our_hooks.py").write_text(HOOK)
-    flags = ["--post-processor-hook", "our_hooks:Shout", "--stream-interval=4", "--record", str(folder), "--record-prompts"]
-    with serving(*replay_arguments(tokenizer, 1, **CONFIG), *flags, PYTHONPATH=str(folder)) as server:
+    flags = [
+        "--post-processor-hook",
+        "our_hooks:Shout",
+        "--stream-interval=4",
+        "--record",
+        str(folder),
+        "--record-prompts",
+    ]
+    with serving(*replay_arguments(tokenizer, 1, **CONFIG), *flags, cwd=cwd, PYTHONPATH=str(folder)) as server:
         yield server, folder
+        begin = time.monotonic()
         assert server.stop(signal.SIGINT) == 0
+        assert time.monotonic() - begin < 5  # idle, so there is nothing to wait for
 
 
 def test_a_hook_replaces_and_terminates(hooked: tuple[Server, Path], tokenizer: Path) -> None:
     server, folder = hooked
     body = chat("hard", stream=True, n=2)[1]
     response = ask(server, chat("hard", stream=True, n=2))
-    got, plain = merged(response.body)["choices"], merged(expected_body(CONFIG, tokenizer, "/v1/chat/completions", body))["choices"]
+    got, plain = (
+        merged(response.body)["choices"],
+        merged(expected_body(CONFIG, tokenizer, "/v1/chat/completions", body))["choices"],
+    )
     upper = "".join(c.upper() if c.isascii() else c for c in plain[0]["text"])
     assert got[0]["text"] == upper and got[0]["finish"] == plain[0]["finish"]
     assert got[1]["text"] == "THE<cut>" and got[1]["finish"] == [("content_filter", None)]
@@ -163,6 +188,11 @@ def test_four_tokens_per_event(hooked: tuple[Server, Path]) -> None:
 
 def test_replay_from_the_command_line(tmp_path: Path) -> None:
     """Its errors are one line; `tests/serve/test_cli.py` has them all."""
-    run = subprocess.run([TAILRACE, "replay", "nowhere.jsonl"], capture_output=True, text=True, cwd=tmp_path, timeout=60)
-    assert run.returncode == 1 and run.stdout == ""
-    assert run.stderr.startswith("tailrace replay: nowhere.jsonl: ") and run.stderr.count("\n") == 1
+    (tmp_path / "some.jsonl").write_text(
+        '{"name": "a", "endpoint": "/v1/completions", "request": {"prompt": "x"}, "prompt_tokens": 1,'
+        ' "outputs": [{"index": 0, "text": "hello", "finish_reason": "stop"}]}'
+    )
+    for name, code, lines in (("some.jsonl", 0, (1, 0)), ("nowhere.jsonl", 1, (0, 1))):
+        command = [TAILRACE, "replay", name, "--unary"]
+        run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        assert (run.returncode, run.stdout.count("\n"), run.stderr.count("\n")) == (code, *lines)

@@ -1,4 +1,4 @@
-"""Every client gets exactly the bytes that its tokens stand for: whatever the number of workers, alone or among hundreds."""
+"""Every client gets exactly the bytes that its tokens stand for: with any number of workers, alone or in a crowd."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_each_kind_of_request(replay_server: Callable[[int], Server], tokenizer:
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_bytes_of_a_stream_that_is_alone(replay_server: Callable[[int], Server], tokenizer: Path, workers: int) -> None:
-    """A busy machine may join two steps into one chunk; when none was, the bytes are those of a replay token by token."""
+    """A busy machine may join two steps into one chunk; when none was, the bytes are those of a replay by tokens."""
     path, body = chat("hard", stream=True, n=2, logprobs=True, top_logprobs=1, stop=["STOP"], stream_options=RUNNING)
     expected = expected_body(CONFIG, tokenizer, path, body)
     for _ in range(20):
@@ -91,7 +91,10 @@ def test_bytes_of_a_stream_that_is_alone(replay_server: Callable[[int], Server],
 def test_hundreds_at_once(replay_server: Callable[[int], Server], tokenizer: Path, workers: int) -> None:
     server = replay_server(workers)
     count = 300
-    requests = [case(*CASES[i % len(CASES)]) if i % 3 == 0 else chat(f"client {i}", stream=i % 3 == 1, max_tokens=16) for i in range(count)]
+    requests = [
+        case(*CASES[i % len(CASES)]) if i % 3 == 0 else chat(f"client {i}", stream=i % 3 == 1, max_tokens=16)
+        for i in range(count)
+    ]
 
     async def ask() -> list[Any]:
         return await asyncio.gather(*(fetch(server.url, *request) for request in requests))

@@ -147,7 +147,9 @@ def _add_call(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
 
 
 def _usage(usage: Any) -> dict[str, int]:
-    assert usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens"}, f"usage: {usage}"
+    details = usage.get("completion_tokens_details", {"reasoning_tokens": 0})
+    assert usage.keys() - {"completion_tokens_details"} == {"prompt_tokens", "completion_tokens", "total_tokens"}
+    assert details.keys() == {"reasoning_tokens"} and details["reasoning_tokens"] <= usage["completion_tokens"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"], f"usage: {usage}"
     return usage
 

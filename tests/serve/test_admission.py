@@ -22,8 +22,9 @@ from serve.admission import (
     completion_spec,
     sampling_params,
 )
+from serve.body import parse, parse_object
 from serve.errors import ApiError, BadRequestError, NotFoundError
-from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, parse, parse_object
+from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
 
 ALL = frozenset(f.name for f in dataclasses.fields(SamplingParams))
 FACTS = ServerFacts(model="llm", max_model_len=100, vocab_size=1000, supported=ALL)
@@ -324,6 +325,7 @@ def test_chat_arguments() -> None:
         "tool_choice": "none",
         "parallel_tool_calls": True,
         "include_reasoning": True,
+        "reasoning_alias": False,
         "prompt_tail": PROMPT,
     }
 

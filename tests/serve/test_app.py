@@ -24,7 +24,9 @@ from tests.recordings.build_tokenizers import byte_level
 
 T = TypeVar("T")
 
-FACTS = ServerFacts(model="m", max_model_len=500, vocab_size=300, supported=frozenset(f.name for f in fields(SamplingParams)))
+FACTS = ServerFacts(
+    model="m", max_model_len=500, vocab_size=300, supported=frozenset(f.name for f in fields(SamplingParams))
+)
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -97,7 +99,9 @@ class Served:
     def answer(self, payload: bytes, flags: int = 0) -> None:
         self.proxy.receive(Emissions.build(0, [(self.request.rid, 0, 0, 1, flags, payload)]))
 
-    async def call(self, path: str, body: Any = None, method: str = "POST", client: Client | None = None, **headers: str) -> Client:
+    async def call(
+        self, path: str, body: Any = None, method: str = "POST", client: Client | None = None, **headers: str
+    ) -> Client:
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         client = client or Client(content)
         pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
@@ -119,7 +123,9 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 def test_a_stream() -> None:
     async def main() -> None:
         served = Served()
-        call = asyncio.create_task(served.call("/v1/chat/completions", {**CHAT, "stream": True, "n": 2, "seed": 5}, x_request_id="me"))
+        call = asyncio.create_task(
+            served.call("/v1/chat/completions", {**CHAT, "stream": True, "n": 2, "seed": 5}, x_request_id="me")
+        )
         await served.submitted.wait()
         request = served.request
         assert (request.prompts, request.n, request.sampling.seed) == ([[72, 105]], 2, 5)
@@ -127,9 +133,13 @@ def test_a_stream() -> None:
         served.answer(b"data: [DONE]\n\n", REQUEST_END)
         client = await call
         assert client.status == 200 and client.body == b"data: 1\n\ndata: [DONE]\n\n"
-        assert client.headers[b"x-request-id"] == b"me" and client.headers[b"content-type"].startswith(b"text/event-stream")
+        assert client.headers[b"x-request-id"] == b"me" and client.headers[b"content-type"].startswith(
+            b"text/event-stream"
+        )
         assert served.proxy.open_requests == 0
-        assert served.metric('path="/v1/chat/completions",status="200"} 1.0') and served.metric("first_chunk_seconds_count 1.0")
+        assert served.metric('path="/v1/chat/completions",status="200"} 1.0') and served.metric(
+            "first_chunk_seconds_count 1.0"
+        )
 
     run(main())
 
@@ -212,7 +222,10 @@ def test_a_client_that_leaves_while_it_sends() -> None:
 
 def assert_refused(client: Client) -> None:
     assert client.status == 503 and client.headers[b"retry-after"] == b"5"
-    assert client.json()["error"]["message"] == "The server is draining." and client.json()["error"]["code"] == "overloaded"
+    assert (
+        client.json()["error"]["message"] == "The server is draining."
+        and client.json()["error"]["code"] == "overloaded"
+    )
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -273,7 +286,12 @@ def test_health_without_workers() -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
-    [("GET", "/v1/completions", b"POST"), ("POST", "/v1/models/m", b"GET"), ("HEAD", "/tokenize", b"POST"), ("PUT", "/live", b"GET")],
+    [
+        ("GET", "/v1/completions", b"POST"),
+        ("POST", "/v1/models/m", b"GET"),
+        ("HEAD", "/tokenize", b"POST"),
+        ("PUT", "/live", b"GET"),
+    ],
 )
 def test_wrong_methods(method: str, path: str, allow: bytes) -> None:
     client = run(Served().call(path, method=method))
@@ -299,7 +317,9 @@ def test_paths_do_not_grow_the_metrics() -> None:
             await served.call(f"/some/{i}", method="GET")
 
     run(main())
-    assert served.metric('path="/v1/models/{model}",status="404"} 20.0') and served.metric('path="other",status="404"} 20.0')
+    assert served.metric('path="/v1/models/{model}",status="404"} 20.0') and served.metric(
+        'path="other",status="404"} 20.0'
+    )
 
 
 def test_tokenize_and_detokenize() -> None:

@@ -46,8 +46,8 @@ def test_every_flag(started: list[Config], tmp_path: Path) -> None:
         "reasoning_parser": ("none", None), "tool_parser": ("none", None), "record": ("some-dir", "some-dir"),
         "max_body_bytes": ("100", 100), "shutdown_timeout": ("1.5", 1.5), "log_level": ("debug", "debug"),
         "engine": ("replay", "replay"), "engine_config": (str(tmp_path / "engine.json"), {"vocab_size": 7}),
-        "device": ("cpu", "cpu"), "dtype": ("float32", "float32"), "max_batch_tokens": ("10", 10), "max_num_seqs": ("5", 5),
-        "max_model_len": ("99", 99),
+        "device": ("cpu", "cpu"), "dtype": ("float32", "float32"), "max_batch_tokens": ("10", 10),
+        "max_num_seqs": ("5", 5), "max_model_len": ("99", 99),
     }  # fmt: skip
     underscores = [word for name, (text, _) in flags.items() for word in (f"--{name}", text)]
     dashes = [f"--{name.replace('_', '-')}={text}" for name, (text, _) in flags.items()]
@@ -124,7 +124,9 @@ def test_the_front_end_does_without_torch() -> None:
         "assert 'torch' not in sys.modules and 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ\n"
         "assert importlib.util.find_spec('torch') is not None\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ), timeout=100)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ), timeout=100
+    )
     assert run.returncode == 0 and run.stderr == "", run.stderr
 
 
@@ -172,7 +174,9 @@ def test_replay_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     file.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in recordings))
     assert cli.main(["replay", str(file), *flags]) == 1
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.startswith(f"tailrace replay: {file}: ") and captured.err.count("\n") == 1
+    assert (
+        captured.out == "" and captured.err.startswith(f"tailrace replay: {file}: ") and captured.err.count("\n") == 1
+    )
     assert message in captured.err
 
 

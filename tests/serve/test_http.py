@@ -124,14 +124,20 @@ def test_something_else(name: bytes, value: bytes) -> None:
 def test_a_whole_response() -> None:
     sent = Sent()
     asyncio.run(send_body(sent, 201, b"{}", [(b"a", b"b")]))
-    assert sent.messages[0]["status"] == 201 and sent.head == {b"a": b"b", b"content-length": b"2"} and sent.body == b"{}"
+    assert (
+        sent.messages[0]["status"] == 201 and sent.head == {b"a": b"b", b"content-length": b"2"} and sent.body == b"{}"
+    )
 
 
 def test_an_error_with_its_headers() -> None:
     sent = Sent()
     asyncio.run(send_error(sent, OverloadedError("Later.", retry_after=1.2), [(b"x", b"y")]))
     assert sent.messages[0]["status"] == 429
-    assert sent.head[b"retry-after"] == b"2" and sent.head[b"x"] == b"y" and sent.head[b"content-type"] == b"application/json"
+    assert (
+        sent.head[b"retry-after"] == b"2"
+        and sent.head[b"x"] == b"y"
+        and sent.head[b"content-type"] == b"application/json"
+    )
 
 
 def streamed(stream: ClientStream) -> tuple[Sent, int, int]:

@@ -112,7 +112,22 @@ def test_a_wrong_engine_config(tokenizer: Path, capfd: pytest.CaptureFixture[str
     assert refused(config, capfd).startswith("executor did not start: scripts[0].tokens: no such key")
 
 
-def test_a_record_folder_that_cannot_be_made(tokenizer: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_cannot_start(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The hook loads here, where it is looked at first, but not in a worker."""
+    (tmp_path / "picky_hook.py").write_text(
+        "import sys\nif 'serve.launcher' not in sys.modules:\n    raise ValueError('no licence for workers')\n"
+        "class Hook: pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    line = refused(replay(tokenizer, post_processor_hook="picky_hook:Hook", num_postprocess_workers=2), capfd)
+    assert line in ("worker-0 did not start: no licence for workers", "worker-1 did not start: no licence for workers")
+
+
+def test_a_record_folder_that_cannot_be_made(
+    tokenizer: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     for workers in (0, 1):
         config = replay(tokenizer, record=str(tmp_path / "file" / "sub"), num_postprocess_workers=workers)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from serve.body import MAX_DEPTH, parse, parse_object
 from serve.errors import (
     ApiError,
     BadRequestError,
@@ -20,15 +21,12 @@ from serve.errors import (
 )
 from serve.openai_protocol import (
     MAX_BIASES,
-    MAX_DEPTH,
     MAX_PROMPTS,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     Message,
     TokenizeRequest,
-    parse,
-    parse_object,
 )
 
 USER = {"role": "user", "content": "Hi"}

@@ -12,8 +12,9 @@ import pytest
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from serve.body import parse
 from serve.errors import BadRequestError
-from serve.openai_protocol import ChatCompletionRequest, TokenizeRequest, parse
+from serve.openai_protocol import ChatCompletionRequest, TokenizeRequest
 from serve.prompts import Prompts
 from tests.recordings.build_tokenizers import MARKS, SPECIAL, byte_level
 
@@ -83,7 +84,10 @@ def test_what_a_template_gets(prompts: Prompts) -> None:
     assert run(prompts.chat(chat(("user", "a"), tools=[tool, tool])))[0] == "[user]a(2 tools)<think>"
     assert run(prompts.chat(chat(("user", "a"), chat_template_kwargs={"shout": True})))[0] == "[user]a!<think>"
     assert run(prompts.chat(chat(("user", "a"), add_generation_prompt=False)))[0] == "[user]a"
-    assert run(prompts.chat(chat(("user", "a"), ("assistant", "b"), continue_final_message=True)))[0] == "[user]a[assistant]b"
+    assert (
+        run(prompts.chat(chat(("user", "a"), ("assistant", "b"), continue_final_message=True)))[0]
+        == "[user]a[assistant]b"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from executor.request import GenerationRequest
 from postproc_workers.spec import StreamSpec
 from serve.admission import Minted, ServerFacts
+from serve.body import parse
 from serve.errors import ApiError, BadRequestError, ContextLengthError
-from serve.openai_protocol import parse
 from serve.recordings import admit_recording
 from serve.responses_admission import admit_response
 from serve.responses_protocol import ResponsesRequest, chat_request

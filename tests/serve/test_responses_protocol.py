@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve.body import parse
 from serve.errors import BadRequestError
-from serve.openai_protocol import parse
 from serve.responses_protocol import ResponsesRequest, chat_request, check_calls, item_of, messages_of
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}

@@ -19,8 +19,8 @@ from executor.engines.base import StepRow
 from postproc_workers.spec import StreamSpec
 from postproc_workers.vocabulary import Vocabulary
 from serve.admission import Minted, ServerFacts
+from serve.body import parse
 from serve.events import ContentDelta, Event, Folded, ReasoningDelta, ToolCallDelta
-from serve.openai_protocol import parse
 from serve.responses_admission import response_spec
 from serve.responses_protocol import ResponsesRequest, chat_request
 from serve.responses_utils import ResponsesStreamingProcessor

@@ -1,0 +1,92 @@
+"""Try a format without a model: raw model text in, what the parser makes of it out.
+
+    POST /parse/reasoning    {"text", "parser"?, "prompt_tail"?}
+    POST /parse/tool_calls   {"text", "parser"?, "tools"?}
+
+``parser`` is a name; without it the server's own. The answers are the fold of the very events that a stream would bring.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.types import Receive, Scope, Send
+
+from serve.admission import ServerFacts
+from serve.body import Body
+from serve.errors import BadRequestError
+from serve.events import Folded
+from serve.gateway import Gateway
+from serve.http import JSON, Header, send_body
+from serve.openai_protocol import Tool
+from serve.parsers import check_names, parse_reasoning, parse_tool_calls
+
+MAX_TEXT = 1 << 20
+
+
+class ParseReasoningRequest(Body):
+    """The body of ``POST /parse/reasoning``. prompt_tail: the end of the prompt, which may open a reasoning block."""
+
+    text: Annotated[str, Field(max_length=MAX_TEXT)]
+    parser: str | None = None
+    prompt_tail: str = ""
+
+
+class ParseToolCallsRequest(Body):
+    """The body of ``POST /parse/tool_calls``. tools: declared ones, by whose schemas XML formats type their values."""
+
+    text: Annotated[str, Field(max_length=MAX_TEXT)]
+    parser: str | None = None
+    tools: list[Tool] = []
+
+
+class Playground:
+    """The two routes."""
+
+    def __init__(self, gateway: Gateway, facts: ServerFacts) -> None:
+        self._gateway, self._facts = gateway, facts
+
+    async def reasoning(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        """``POST /parse/reasoning``."""
+        request = await self._gateway.parsed(ParseReasoningRequest, scope, receive)
+        name = _known(request.parser or self._facts.reasoning_parser, "reasoning")
+        return await _answer(send, name, parse_reasoning(name, request.text, prompt_tail=request.prompt_tail), headers)
+
+    async def tool_calls(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        """``POST /parse/tool_calls``."""
+        request = await self._gateway.parsed(ParseToolCallsRequest, scope, receive)
+        name = _known(request.parser or self._facts.tool_parser, "tool")
+        tools = [tool.model_dump(exclude_unset=True) for tool in request.tools]
+        return await _answer(send, name, parse_tool_calls(name, request.text, tools), headers)
+
+
+def _known(name: str | None, kind: str) -> str:
+    if name is None:
+        raise BadRequestError(f"parser is required: this server has no {kind} parser of its own.", param="parser")
+    try:
+        check_names(**{"reasoning": None, "tool": None, kind: name})
+    except ValueError as error:
+        raise BadRequestError(f"parser: {error}", param="parser", code="invalid_value") from error
+    return name
+
+
+def folded_json(folded: Folded) -> dict[str, Any]:
+    """A fold as plain data, with the keys of a chat message."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(call.arguments)}}
+        for call in folded.tool_calls
+    ]
+    return {
+        "content": "".join(folded.content),
+        "reasoning_content": "".join(folded.reasoning),
+        "tool_calls": calls,
+    }
+
+
+async def _answer(send: Send, name: str, folded: Folded, headers: list[Header]) -> int:
+    answer: Mapping[str, Any] = {"parser": name, **folded_json(folded)}
+    await send_body(send, 200, json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"), [JSON, *headers])
+    return 200
