@@ -6,7 +6,7 @@ one parser per format and it makes these; ``choice_events`` is where the text of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -47,13 +47,27 @@ class EventParser(Protocol):
         """What was held, as events; final and idempotent."""
 
 
-def choice_events(output: CompletionOutput, parser: EventParser | None) -> list[Event]:
+class ChoiceParser(EventParser, Protocol):
+    """The parser of a whole choice. counting: whether it wants to know the text of each token, to count those inside the
+    reasoning; ``reasoning_tokens``: how many there were so far."""
+
+    counting: bool
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens with text inside the reasoning so far."""
+
+    def observe_pieces(self, pieces: Sequence[str]) -> None:
+        """The text of each token of the step whose text is fed next."""
+
+
+def choice_events(output: CompletionOutput, parser: ChoiceParser | None) -> list[Event]:
     """The events of the output's last step; without a parser all text is content."""
     text = output.text_diff
     if parser is None:
         return [ContentDelta(text)] if text else []
-    if (observe := getattr(parser, "observe_pieces", None)) is not None:
-        observe(output.pieces)
+    if parser.counting:
+        parser.observe_pieces(output.pieces)
     events = list(parser.feed(text)) if text else []
     if output.finish_reason is not None:
         events += parser.flush()

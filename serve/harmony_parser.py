@@ -277,6 +277,13 @@ class HarmonyTextParser:
 
     __slots__ = ("machine", "_ended", "_scanner")
 
+    #: characters are no tokens, so there is nothing to count
+    counting = False
+    reasoning_tokens = 0
+
+    def observe_pieces(self, pieces: Sequence[str]) -> None:
+        """Nothing, see ``counting``."""
+
     def __init__(self, machine: HarmonyMachine) -> None:
         self.machine = machine
         self._scanner = LiteralScanner(_LITERALS)

@@ -98,8 +98,9 @@ def _say(text: str) -> None:
 
 def _listen(config: Config) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    both = config.host == "::" and socket.has_dualstack_ipv6()  # every address: those of IPv4 too
     try:
-        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+        return socket.create_server((config.host, config.port), family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
         raise StartError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
 

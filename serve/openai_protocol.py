@@ -156,10 +156,14 @@ Content = Annotated[str, PlainValidator(_text_or_parts)]
 
 
 class FunctionCall(Body):
-    """A call made in an earlier turn. OpenAI's ``arguments`` is JSON text; an object is taken too."""
+    """A call made in an earlier turn. OpenAI's ``arguments`` is JSON text; an object is taken too.
+
+    parsed_arguments: OpenAI's Python client adds it to calls that it has parsed, and sends it back with the message.
+    """
 
     name: str
     arguments: Annotated[str | dict[str, Any], PlainValidator(_arguments)] = "{}"
+    parsed_arguments: Any = None
 
 
 class ToolCall(Body):
@@ -172,7 +176,8 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """One turn. Text only; what a client got from a chat response may be sent back as it came."""
+    """One turn. Text only; what a client got from a chat response may be sent back as it came, or as OpenAI's Python
+    client has parsed it (``parsed``)."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -183,6 +188,7 @@ class Message(Body):
     reasoning_content: str | None = None
     refusal: str | None = None
     annotations: list[Any] = []
+    parsed: Any = None
 
     @model_validator(mode="after")
     def _fits_role(self) -> Message:
@@ -195,9 +201,10 @@ class Message(Body):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: a call's arguments are an object where their text is one."""
-        plain = self.model_dump(exclude_unset=True, exclude={"annotations"})
+        plain = self.model_dump(exclude_unset=True, exclude={"annotations", "parsed"})
         plain["content"] = self.content if self.content is not None else self.refusal or ""
         for call in plain.get("tool_calls", ()):
+            call["function"].pop("parsed_arguments", None)
             call["function"]["arguments"] = _as_object(call["function"].get("arguments", "{}"))
         return plain
 

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from serve.events import ContentDelta, Event, EventParser, Folded, ReasoningDelta
+from serve.events import ChoiceParser, ContentDelta, Event, EventParser, Folded, ReasoningDelta
 from serve.harmony_parser import harmony_text_parser
 from serve.reasoning import REASONING_PARSERS
 from serve.reasoning.blocks import ReasoningParser, TaggedContent, joined
@@ -42,13 +42,16 @@ class ChatParser:
     depend on the steps the text came in, so tokens counted by it do not either.
     """
 
+    counting: bool
+
     def __init__(
         self, reasoning: ReasoningParser | TaggedContent | None, tools: ToolStage | None, calls: Calls, *, show: bool
     ) -> None:
         self._reasoning = self._stage = reasoning
         self._tools, self._calls, self._show = tools, calls, show
         #: offsets in the raw text behind each token, until the reasoning is over; then how many of them it had
-        self._ends: array[int] | None = array("q") if reasoning is not None else None
+        self._ends = array("q")
+        self.counting = reasoning is not None
         self._length = self._counted = 0
 
     @property
@@ -59,7 +62,7 @@ class ChatParser:
     @property
     def reasoning_tokens(self) -> int:
         """Tokens with text inside the reasoning block so far."""
-        if self._ends is None:
+        if not self.counting:
             return self._counted
         if self.reasoning_span is None:
             return 0
@@ -69,10 +72,9 @@ class ChatParser:
 
     def observe_pieces(self, pieces: Sequence[str]) -> None:
         """The text of each token of the step whose text is fed next."""
-        if self._ends is not None:
-            for piece in pieces:
-                self._length += len(piece)
-                self._ends.append(self._length)
+        for piece in pieces:
+            self._length += len(piece)
+            self._ends.append(self._length)
 
     @property
     def in_reasoning(self) -> bool:
@@ -94,7 +96,8 @@ class ChatParser:
         passed = self._through(events)
         if events and self._stage.passes:
             self._stage = None  # from here on one stage less
-            self._counted, self._ends = self.reasoning_tokens, None
+            self._counted = self.reasoning_tokens
+            self.counting, self._ends = False, array("q")
         return passed
 
     def flush(self) -> Sequence[Event]:
@@ -116,7 +119,7 @@ class ChatParser:
         return passed
 
 
-def chat_parser(args: Mapping[str, Any], index: int) -> EventParser | None:
+def chat_parser(args: Mapping[str, Any], index: int) -> ChoiceParser | None:
     """The parser of choice ``index``; None when all text is content. ValueError for a name that is not known.
 
     Of ``args`` it reads ``id``, ``tool_parser``, ``reasoning_parser``, ``tools``, ``tool_choice``,

@@ -16,7 +16,7 @@ from executor.result import CompletionOutput, DetokenizedGenerationResultBase
 from postproc_workers.post_processor import PostProcessor
 from serve.chunks import DONE, ESCAPED, NULL, ChunkFormat, usage_json
 from serve.errors import EngineError, stream_error
-from serve.events import ContentDelta, Event, EventParser, Folded, ToolCallDelta, choice_events
+from serve.events import ChoiceParser, ContentDelta, Event, Folded, ToolCallDelta, choice_events
 from serve.logprobs_format import CompletionLogprobs, chat_entries
 from serve.parsers import chat_parser, finish_reason_of
 
@@ -76,7 +76,7 @@ class ChatChoice:
     )  # fmt: skip
 
     def __init__(
-        self, index: int, format: ChunkFormat, parser: EventParser | None, reasoning_keys: Sequence[str]
+        self, index: int, format: ChunkFormat, parser: ChoiceParser | None, reasoning_keys: Sequence[str]
     ) -> None:
         self.plain = self.steady = self.started = False
         self.head, self.tail = format.head(index), format.tail()
@@ -131,7 +131,7 @@ class ChatPostprocArgs(ResponseArgs):
         """Reasoning tokens over all choices so far; None where reasoning is not looked for."""
         if not self.counts_reasoning:
             return None
-        return sum(getattr(choice.parser, "reasoning_tokens", 0) for choice in self.by_choice)
+        return sum(choice.parser.reasoning_tokens for choice in self.by_choice if choice.parser is not None)
 
     def entries(self, record: Record) -> list[dict[str, Any]]:
         """The last step's log-probabilities, as the endpoint writes them."""

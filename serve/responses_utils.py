@@ -25,7 +25,7 @@ import orjson
 from executor.result import DetokenizedGenerationResultBase
 from serve.chunks import ESCAPED
 from serve.errors import EngineError
-from serve.events import ContentDelta, Event, EventParser, ToolCallDelta, choice_events
+from serve.events import ChoiceParser, ContentDelta, Event, ToolCallDelta, choice_events
 from serve.harmony_adapter import HarmonyParser, is_harmony
 from serve.parsers import chat_parser
 from serve.responses_items import OutputItem, kind_of
@@ -192,7 +192,7 @@ class ResponsesPostprocArgs:
     def __init__(self, args: Mapping[str, Any]) -> None:
         self.processor = ResponsesStreamingProcessor(args["response"])
         self.harmony = HarmonyParser(args, 0) if is_harmony(args) else None
-        self.parser: EventParser | None = self.harmony or chat_parser(args, 0)
+        self.parser: ChoiceParser | None = self.harmony or chat_parser(args, 0)
 
     def resumed(self) -> None:
         """The client has everything up to here from another worker."""
@@ -211,7 +211,7 @@ class ResponsesPostprocArgs:
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": getattr(self.parser, "reasoning_tokens", 0)},
+            "output_tokens_details": {"reasoning_tokens": self.parser.reasoning_tokens if self.parser is not None else 0},
             "total_tokens": prompt + completion,
         }
 

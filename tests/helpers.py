@@ -13,7 +13,7 @@ from typing import Any
 
 from executor.core import ExecutorCore
 from executor.engines.base import Engine, EngineInfo, StepRow, TokenLogprob, UnsupportedError
-from executor.messages import BODY, FAILED, REQUEST_END, Emissions, Message, Open, StepRecords
+from executor.messages import BODY, FAILED, REQUEST_END, Cancel, Emissions, Open, StepRecords
 from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest, SamplingParams
 from executor.wire import decode, encode
@@ -207,7 +207,7 @@ class System:
             [steps for frame in frames if isinstance(steps := decode(frame), StepRecords)]
         )
         if output.cancels:
-            self.core.receive(decode(encode(_cancel(output))))
+            self.core.receive(decode(encode(Cancel(output.cancels))))
         return [encode(emissions) for emissions in output.emissions.values()]
 
     def deliver(self, frames: Iterable[bytes]) -> None:
@@ -229,12 +229,6 @@ class System:
             if quiet and not self.to_executor:
                 return
         raise AssertionError(f"not quiet after {turns} turns")
-
-
-def _cancel(output: WorkerOutput) -> Message:
-    from executor.messages import Cancel
-
-    return Cancel(output.cancels)
 
 
 # ------------------------------------------------------------------------------------------------------ one worker

@@ -26,7 +26,7 @@ from executor.messages import (
 )
 from executor.proxy import GenerationExecutor
 from executor.request import SamplingParams
-from executor.result import AbortedError, ResultError
+from executor.result import AbortedError, OutputDelta, ResultError
 from executor.wire import decode, encode_delta
 from postproc_workers.deltas import deltas_request
 from tests.executor.test_result import run
@@ -271,8 +271,6 @@ def test_a_handle_ends_whatever_its_worker_answers() -> None:
 
 
 def encode_delta_of(index: int) -> bytes:
-    from executor.result import OutputDelta
-
     return encode_delta(OutputDelta(index, [1], "x"))
 
 

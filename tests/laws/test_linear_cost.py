@@ -100,38 +100,38 @@ def records(step: StepRow) -> StepRecords:
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_late_step_allocates_what_an_early_one_does(name: str, kind: str) -> None:
     """The median: now and then a list grows, and moves."""
-    case = case_of(name, kind, 2600)
+    case = case_of(name, kind, 1400)
     bench = case.bench()
     tracemalloc.start()
     try:
         peaks(bench, case, range(12))
         early = statistics.median(peaks(bench, case, range(12, 12 + 120)))
-        for place in range(132, 2400):
+        for place in range(132, 1300):
             bench.worker.receive([records(case.outputs[0].row(place, place + 1, 0))])
-        late = statistics.median(peaks(bench, case, range(2400, 2400 + 120)))
+        late = statistics.median(peaks(bench, case, range(1300, 1400)))
     finally:
         tracemalloc.stop()
-    assert late <= early + 200, f"{early} bytes at the start, {late} after 2400 tokens"
+    assert late <= early + 200, f"{early} bytes at the start, {late} after 1300 tokens"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "unary" not in name])
 @pytest.mark.parametrize("kind", ["plain", "stops", "logprobs"])
 def test_the_state_of_a_stream_is_its_ids_and_a_bound(name: str, kind: str) -> None:
-    case = case_of(name, kind, 4000)
+    case = case_of(name, kind, 2000)
     bench = case.bench()
     tracemalloc.start()
     try:
-        for place in range(1000):
+        for place in range(500):
             bench.worker.receive([records(case.outputs[0].row(place, place + 1, 0))])
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
-        for place in range(1000, 3000):
+        for place in range(500, 1500):
             bench.worker.receive([records(case.outputs[0].row(place, place + 1, 0))])
         gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert grown < 2000 * 6, f"{grown / 2000:.1f} bytes a token, of which an id is 4"
+    assert grown < 1000 * 6, f"{grown / 1000:.1f} bytes a token, of which an id is 4"
 
 
 def test_many_open_requests_cost_a_step_no_more() -> None:

@@ -1,7 +1,8 @@
 """Resume where a format stands between the text and the client: reasoning, tool calls, harmony, the Responses API.
 
-The other laws of these formats stand beside their parsers. Resume is the worker's law as much as theirs: their state has to
-come back from the tokens alone, and numbers that they give to events have to go on behind those that the client has.
+The other laws of these formats stand beside their parsers. Resume is the worker's law as much as theirs: their state
+has to come back from the tokens alone, and numbers that they give to events have to go on behind those that the client
+has.
 """
 
 from __future__ import annotations
@@ -27,12 +28,41 @@ from tests.serve.test_responses_utils import spec as response_spec
 
 HERMES = replace(FACTS, tool_parser="hermes", reasoning_parser="qwen3")
 TEXTS = [
-    *("<think>", "<thi", "nk>", "</think>", "</thi", "\n", "Hi ", "é😀", "<tool_call>", "</tool_call>", "<tool", "{", "ST"),
+    *(
+        "<think>",
+        "<thi",
+        "nk>",
+        "</think>",
+        "</thi",
+        "\n",
+        "Hi ",
+        "é😀",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool",
+        "{",
+        "ST",
+    ),
     *('{"name": "search", ', '"arguments": {"q": "a"}}', '{"name": "search", "arguments": {"q": "b"}}', "STOP"),
 ]
 HARMONY_TEXTS = [
-    *("<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|end|>", "<|start|>assistant", "Hm ", "é😀", "ST"),
-    *("<|channel|>commentary to=functions.search json<|message|>", '{"q": "a"}', "<|call|>", "STOP", "<|channel|>", "final"),
+    *(
+        "<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>",
+        "<|end|>",
+        "<|start|>assistant",
+        "Hm ",
+        "é😀",
+        "ST",
+    ),
+    *(
+        "<|channel|>commentary to=functions.search json<|message|>",
+        '{"q": "a"}',
+        "<|call|>",
+        "STOP",
+        "<|channel|>",
+        "final",
+    ),
 ]
 STOP = {"stop": ["STOP"]}
 
@@ -69,7 +99,13 @@ def response(body: bytes) -> list[Any]:
 Reader = Callable[[bytes], Any]
 CASES: dict[str, tuple[StreamSpec, Vocabulary, list[str], Callable[[Sequence[str]], list[int]], Reader]] = {
     "chat": (spec_of(CHAT, facts=HERMES, tools=harmony.TOOLS), Vocabulary.text(), TEXTS, text_ids, chat),
-    "chat with stops": (spec_of(CHAT, facts=HERMES, tools=harmony.TOOLS, **STOP), Vocabulary.text(), TEXTS, text_ids, chat),
+    "chat with stops": (
+        spec_of(CHAT, facts=HERMES, tools=harmony.TOOLS, **STOP),
+        Vocabulary.text(),
+        TEXTS,
+        text_ids,
+        chat,
+    ),
     "harmony": (harmony.spec(), harmony.vocabulary(), HARMONY_TEXTS, harmony_ids, chat),
     "harmony with stops": (harmony.spec(**STOP), harmony.vocabulary(), HARMONY_TEXTS, harmony_ids, chat),
     "response": (response_spec(HERMES, tools=RESPONSE_TOOLS), Vocabulary.text(), TEXTS, text_ids, response),
@@ -112,10 +148,9 @@ def test_a_lost_worker_costs_nothing(name: str, data: st.DataObject) -> None:
 
     heard, ahead = data.draw(st.integers(0, len(rows))), data.draw(st.integers(0, 3))
     first, got = worker_with((), spec)
-    count = flags = 0
-    for row in rows[:heard]:
-        for count, flags, payload in emitted(first, StepRecords.build([row])):
-            got.append(payload)
+    told = [each for row in rows[:heard] for each in emitted(first, StepRecords.build([row]))]
+    got += [payload for _, _, payload in told]
+    count, flags, _ = told[-1] if told else (0, 0, b"")
     if flags & REQUEST_END:
         return
     history = [token for row in rows[: heard + ahead] for token in row.token_ids]

@@ -74,7 +74,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def replay_server(tokenizer: Path) -> Iterator[Callable[[int], Server]]:
     """A server with that many workers on ``CONFIG``. Whoever kills one of its workers waits for the replacement."""
     with contextlib.ExitStack() as stack:

@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.process.client import Exchange, begin, fetch
-from tests.process.conftest import CONFIG
 from tests.process.server import Server, until
 from tests.process.test_crashes import ENDLESS, begin_all, in_the_middle
 from tests.process.test_streams import chat, completion
@@ -125,5 +123,4 @@ def test_nothing_is_left_of_thousands_of_requests(replay_server: Callable[[int],
     until(lambda: descriptors(server) == before, lambda: f"{before} descriptors again, but {descriptors(server)}")
     assert server.health() == health
     assert set(statuses) == {200, 400}
-    assert CONFIG["scripts"][-1]["finish_reason"] == "error"
-    assert psutil.pid_exists(server.pid)
+    assert "Traceback" not in server.log

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from executor.result import CompletionOutput
 from serve.events import ContentDelta, Event, Folded, ReasoningDelta, ToolCall, ToolCallDelta, choice_events
@@ -17,9 +17,16 @@ def output(text: str, finish: str | None = None) -> CompletionOutput:
 class Upper:
     """A parser that holds one character back."""
 
+    counting = True
+    reasoning_tokens = 0
+
+    def observe_pieces(self, pieces: Sequence[str]) -> None:
+        self.observed += pieces
+
     def __init__(self) -> None:
         self.held = ""
         self.fed: list[str] = []
+        self.observed: list[str] = []
 
     def feed(self, text: str) -> Iterable[Event]:
         self.fed.append(text)

@@ -40,6 +40,7 @@ def run_directories(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="tr-"))
     put_run_directories_into(directory, monkeypatch)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    others = set(psutil.Process().children())
     level = logging.getLogger("uvicorn").level
     yield directory
     for number, handler in before.items():
@@ -48,7 +49,7 @@ def run_directories(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     left = os.listdir(directory)
     shutil.rmtree(directory)
     assert left == []
-    assert not [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    assert not set(psutil.Process().children()) - others
 
 
 def replay(tokenizer: Path | str, **settings: object) -> Config:
@@ -72,6 +73,17 @@ def test_a_taken_port(tokenizer: Path, capfd: pytest.CaptureFixture[str]) -> Non
 
 def test_no_such_host(tokenizer: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "cannot listen on 256.1.1.1:0" in refused(replay(tokenizer, host="256.1.1.1"), capfd)
+
+
+@pytest.mark.parametrize(
+    ("host", "clients"), [("127.0.0.1", ["127.0.0.1"]), ("0.0.0.0", ["127.0.0.1"]), ("::", ["127.0.0.1", "::1"])]
+)
+def test_who_is_heard(host: str, clients: list[str]) -> None:
+    if ":" in host and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with launcher._listen(Config(host=host, port=0)) as listener:
+        for client in clients:
+            socket.create_connection((client, listener.getsockname()[1]), 5).close()
 
 
 def test_no_tokenizer(capfd: pytest.CaptureFixture[str]) -> None:

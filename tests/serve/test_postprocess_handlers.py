@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from executor.engines.base import TokenLogprob
 from executor.result import DetokenizedGenerationResultBase
 from serve.postprocess_handlers import (
     POST_PROCESSORS,
@@ -244,8 +245,6 @@ def test_the_echo_comes_first_and_once() -> None:
 def test_offsets_start_behind_the_echo() -> None:
     """Admission refuses echo with logprobs; a recording of another server may hold both."""
     bench = Bench(spec_of(COMPLETIONS, prompt="Once", echo=True, logprobs=0))
-    from executor.engines.base import TokenLogprob
-
     bench.give(row(HELLO[:2], "length", logprobs=[TokenLogprob(-1.0)] * 2))
     assert [entry["text_offset"] for entry in merge_stream(bench.body, COMPLETIONS).choices[0].logprobs] == [4, 9]
 
