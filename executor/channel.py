@@ -1,7 +1,8 @@
 """ZeroMQ sockets between our processes: addresses, high-water marks, sizes, linger.
 
 All of them are PUSH -> PULL. The receiver binds, so a sender may be replaced at any time. ``ipc://`` sockets lie in a
-directory that only we can enter; ``tcp://`` is refused, since nothing on it would be authenticated (CURVE is not set up).
+directory that only we can enter; ``tcp://`` is refused, since nothing on it would be authenticated (CURVE is not set
+up).
 """
 
 from __future__ import annotations

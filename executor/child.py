@@ -1,14 +1,14 @@
 """The contract between the launcher and a child process, both sides of it.
 
-    parent -> child   stdin: one line of JSON, the child's config. The pipe stays open: end of file means that the parent is
-                      gone, and the child ends itself.
+    parent -> child   stdin: one line of JSON, the child's config. The pipe stays open: end of file means that the
+                      parent is gone, and the child ends itself.
     child -> parent   stdout: one line of JSON once it can work, ``{"ready": {...}}``, or ``{"failed": "reason"}``.
-    both              stderr is shared: log lines. Whatever else a child prints (a library, a user's hook) goes there too: it
-                      must not be taken for an answer, nor fill a pipe that the parent has stopped reading.
+    both              stderr is shared: log lines. Whatever else a child prints (a library, a user's hook) goes there
+                      too: it must not be taken for an answer, nor fill a pipe that the parent has stopped reading.
 
-A child lives in a session of its own, so that ctrl-C reaches the parent alone, whose is the order of the shutdown. It ends
-its loop on SIGTERM, and is killed by the kernel should the parent die while the child hangs. Before it can work it holds
-nothing, and is ended by SIGKILL: a model that is being loaded notices nothing else.
+A child lives in a session of its own, so that ctrl-C reaches the parent alone, whose is the order of the shutdown. It
+ends its loop on SIGTERM, and is killed by the kernel should the parent die while the child hangs. Before it can work it
+holds nothing, and is ended by SIGKILL: a model that is being loaded notices nothing else.
 
 Exit codes: 0 asked to end, 1 failed, 2 bad config.
 """
@@ -131,9 +131,9 @@ class ChildProcess:
 
     @classmethod
     async def spawn(cls, name: str, module: str, config: Mapping[str, Any]) -> ChildProcess:
-        """Start ``python -m module`` and hand it its config. It imports from where we do, and not from the current folder,
-        where a file named like one of our packages may lie (Python 3.10 always looks there first). ChildError if the
-        system has no room for one more process."""
+        """Start ``python -m module`` and hand it its config. It imports from where we do, and not from the current
+        folder, where a file named like one of our packages may lie (Python 3.10 always looks there first). ChildError
+        if the system has no room for one more process."""
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *_SAFE_PATH, "-m", module,
@@ -143,7 +143,8 @@ class ChildProcess:
         except OSError as error:
             raise ChildError(f"{name} did not start: {error}") from error
         assert process.stdin is not None
-        # It may be dead already, and uvloop raises RuntimeError for a pipe that it has closed; `ready` finds out and says so.
+        # It may be dead already, and uvloop raises RuntimeError for a pipe that it has closed; `ready` finds out and
+        # says so.
         with contextlib.suppress(ConnectionError, RuntimeError):
             process.stdin.write(json.dumps({"name": name, **config}).encode() + b"\n")
             await process.stdin.drain()

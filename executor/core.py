@@ -83,7 +83,8 @@ class ExecutorCore:
                 return
 
     def _abort(self, message: Abort) -> None:
-        """The engine stops, and the request ends on its worker like any other: its last emission tells the front end."""
+        """The engine stops, and the request ends on its worker like any other: its last emission tells the front
+        end."""
         self._stop(message.rid, self.dispatcher.end(message.rid, "abort"))
 
     def _release(self, message: Release) -> None:

@@ -1,8 +1,9 @@
 """Which worker has which request, what it has generated, and how it goes on when its worker is gone.
 
-Events in, step records out; pure. The executor keeps every open request's ids until its client has all the bytes, so what
-happens when a worker dies is one method, ``worker_lost``: its requests are opened again on other workers under the next
-epoch, with their history and with how much of it each client has. The new worker folds that much in silence and goes on.
+Events in, step records out; pure. The executor keeps every open request's ids until its client has all the bytes, so
+what happens when a worker dies is one method, ``worker_lost``: its requests are opened again on other workers under the
+next epoch, with their history and with how much of it each client has. The new worker folds that much in silence and
+goes on.
 
 ``validate`` says what must hold between two events; tests call it after each.
 """
@@ -154,7 +155,8 @@ class Dispatcher:
 
     @property
     def unsent_history(self) -> bool:
-        """Whether a history was too long for one message: then ``take`` has more to give though the engine is silent."""
+        """Whether a history was too long for one message: then ``take`` has more to give though the engine is
+        silent."""
         return any(batch.history for batch in self._batches.values())
 
     def stats(self) -> Mapping[str, int]:
@@ -201,8 +203,8 @@ class Dispatcher:
         batch = self._batches[worker]
         request = route.request
         batch.opens.append(Open(rid, route.epoch, request.frontend, request.spec, delivered))
-        # Outputs whose end the client has come first. What ends the whole response (usage, [DONE]) comes with the end of the
-        # last output, and would be lost if that one were folded in silence.
+        # Outputs whose end the client has come first. What ends the whole response (usage, [DONE]) comes with the end
+        # of the last output, and would be lost if that one were folded in silence.
         ended = {index for index, (_, end) in enumerate(delivered) if end}
         for index in sorted(range(len(route.outputs)), key=lambda index: index not in ended):
             batch.rows += _history_rows(rid, index, route.outputs[index])
@@ -230,8 +232,8 @@ def _history_rows(rid: int, index: int, output: OutputHistory) -> list[StepRow]:
         rows.append(StepRow(rid, index, output.tokens[part].tolist(), logprobs=logprobs))
     if output.closed:
         last = rows.pop() if rows else StepRow(rid, index, ())
-        # What a worker ended has no finish of the engine. The next worker ends it at the same token, unless it has a hook
-        # that goes by the cut into steps: then this finish ends it, since nothing else would.
+        # What a worker ended has no finish of the engine. The next worker ends it at the same token, unless it has a
+        # hook that goes by the cut into steps: then this finish ends it, since nothing else would.
         finish = output.last or StepRow(rid, index, (), "stop")
         rows.append(
             last._replace(finish_reason=finish.finish_reason, stop_token=finish.stop_token, message=finish.message)

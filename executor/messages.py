@@ -56,7 +56,8 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker is gone. ``delivered``: rid -> per output (tokens whose bytes the client has, whether it has the end)."""
+    """A worker is gone. ``delivered``: rid -> per output (tokens whose bytes the client has, whether it has the
+    end)."""
 
     worker: int
     delivered: Mapping[int, Sequence[tuple[int, bool]]]
@@ -211,7 +212,8 @@ class Emissions:
         """Columns of (rid, epoch, index, count, flags, bytes) rows."""
         if not rows:
             return cls(worker, (), (), (), (), (), (), b"", stats)
-        # Transposing once in C is cheaper than appending to six lists per row, and columns made so agree with each other.
+        # Transposing once in C is cheaper than appending to six lists per row, and columns made so agree with each
+        # other.
         made = cls.__new__(cls)
         made.rids, made.epochs, made.indexes, made.counts, made.flags, payloads = zip(*rows)
         made.sizes, made.payload = list(map(len, payloads)), b"".join(payloads)

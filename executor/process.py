@@ -60,7 +60,8 @@ class ExecutorProcess:
         self._context.destroy(linger=500)
 
     def _timeout_ms(self) -> int:
-        """Milliseconds until something has to be done without being woken, rounded up so that the loop does not spin."""
+        """Milliseconds until something has to be done without being woken, rounded up so that the loop does not
+        spin."""
         due = self._core.poll_timeout()
         timeout = STATUS_INTERVAL if due is None else min(due, STATUS_INTERVAL)
         return -int(-1000 * (min(timeout, RETRY) if self._waiting else timeout) // 1)

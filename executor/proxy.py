@@ -1,7 +1,8 @@
 """GenerationExecutor: submit to the executor, and abort, from another process.
 
-It knows, for every open request, who waits for it (a sink) and how much that one has been given; so when a worker is lost it
-can say from where each request has to go on, and emissions of an earlier epoch (the last words of a dead worker) are dropped.
+It knows, for every open request, who waits for it (a sink) and how much that one has been given; so when a worker is
+lost it can say from where each request has to go on, and emissions of an earlier epoch (the last words of a dead
+worker) are dropped.
 """
 
 from __future__ import annotations
@@ -166,8 +167,8 @@ class GenerationExecutor:
         return result
 
     def abort(self, rid: int) -> None:
-        """Stop a request. Its state stays until the executor has confirmed: an abort that is forgotten too early leaves a
-        generation running to its limit. Aborting twice, or a request that is over, does nothing."""
+        """Stop a request. Its state stays until the executor has confirmed: an abort that is forgotten too early leaves
+        a generation running to its limit. Aborting twice, or a request that is over, does nothing."""
         if rid in self._pending:
             self._send(Abort(rid))
 
@@ -189,9 +190,10 @@ class GenerationExecutor:
     def worker_lost(self, worker: int) -> None:
         """A worker is gone: tell the executor what the clients of its requests have.
 
-        What the dead worker had sent before may still lie in our socket. From here on it is dropped: the request goes on
-        from ``delivered`` elsewhere, so the same bytes come again under the next epoch. A request that this worker had
-        taken over from another dead one, and had not answered yet, is still known here as the other's: hence all lost ones.
+        What the dead worker had sent before may still lie in our socket. From here on it is dropped: the request goes
+        on from ``delivered`` elsewhere, so the same bytes come again under the next epoch. A request that this worker
+        had taken over from another dead one, and had not answered yet, is still known here as the other's: hence all
+        lost ones.
         """
         self._lost.add(worker)
         self.worker_stats.pop(worker, None)
@@ -223,8 +225,8 @@ class GenerationExecutor:
         for frame in frames:
             self._receive_frame(frame)
         if frames:
-            # The descriptor of a ZeroMQ socket is edge-triggered: nobody calls again for what is left unread. Reading on
-            # in a later turn of the loop lets the connections write in between.
+            # The descriptor of a ZeroMQ socket is edge-triggered: nobody calls again for what is left unread. Reading
+            # on in a later turn of the loop lets the connections write in between.
             asyncio.get_running_loop().call_soon(self._on_readable)
 
     def _receive_frame(self, frame: bytes) -> None:

@@ -88,7 +88,8 @@ class GenerationRequest:
 
     rid: our integer id, minted at admission, never reused and never the client's.
     prompts: token ids of each prompt.
-    spec: everything that never changes about the stream, the bytes of a ``StreamSpec``; the executor never decodes them.
+    spec: everything that never changes about the stream, the bytes of a ``StreamSpec``; the executor never decodes
+    them.
     frontend: index of the front end that waits for the emissions.
     """
 

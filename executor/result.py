@@ -1,15 +1,15 @@
 """Results: what is known of one request's outputs so far, and the one meaning of `finished`.
 
-``GenerationResultBase`` holds the core. Whether a result is complete is one private flag, ``_done``; everybody outside of
-this package reads it through ``finished``, a property without a setter, so no post-processor and no controller can end a
-stream by assignment. Two classes inherit it, and neither stores a second flag:
+``GenerationResultBase`` holds the core. Whether a result is complete is one private flag, ``_done``; everybody outside
+of this package reads it through ``finished``, a property without a setter, so no post-processor and no controller can
+end a stream by assignment. Two classes inherit it, and neither stores a second flag:
 
     GenerationResultBase
     |- DetokenizedGenerationResultBase   what a post-processing worker rebuilds from step records
     `- GenerationResult                  the handle a caller steps: ``anext(handle)``, ``handle.finished``
 
-A ``CompletionOutput`` offers what is new since the last step as ``*_diff`` fields that each step replaces. Nothing is cut
-out of a growing string or list, so a step costs the same at the end of a long stream as at its start.
+A ``CompletionOutput`` offers what is new since the last step as ``*_diff`` fields that each step replaces. Nothing is
+cut out of a growing string or list, so a step costs the same at the end of a long stream as at its start.
 """
 
 from __future__ import annotations
@@ -57,15 +57,16 @@ class CompletionOutput:
 
     token_ids: all ids so far, ``array('i')``; cut at the token that completed a stop string.
     token_ids_diff, text_diff, logprobs_diff: what the last step added; () / "" / () when it added nothing here.
-    pieces_diff: the text that each of those ids completed, where the request asks for it and it is not simply ``text_diff``
-        (several ids, or text that is held back); else (). ``pieces`` joins the two cases.
+    pieces_diff: the text that each of those ids completed, where the request asks for it and it is not simply
+        ``text_diff`` (several ids, or text that is held back); else (). ``pieces`` joins the two cases.
     finish_reason: None while it grows; then ``stop``, ``length``, ``abort`` or ``error`` (or what a hook named).
     stop_reason: the stop string, or the client's stop token id, that ended it; else None.
     parts: the text so far in pieces, None where it is not kept; read ``text``.
     """
 
     __slots__ = (
-        "index", "token_ids", "token_ids_diff", "text_diff", "logprobs_diff", "pieces_diff", "finish_reason", "stop_reason", "parts",
+        "index", "token_ids", "token_ids_diff", "text_diff", "logprobs_diff", "pieces_diff",
+        "finish_reason", "stop_reason", "parts",
     )  # fmt: skip
 
     def __init__(self, index: int, keep_text: bool = False) -> None:
@@ -202,7 +203,8 @@ class OutputDelta(NamedTuple):
 
 
 class GenerationResult(GenerationResultBase):
-    """The handle of a submitted request: ``async for`` or ``anext(handle)`` steps it, ``finished`` says when it is over.
+    """The handle of a submitted request: ``async for`` or ``anext(handle)`` steps it, ``finished`` says when it is
+    over.
 
     A step that has arrived but was not asked for yet is queued, so cancelling a pending ``anext`` loses no output.
     """

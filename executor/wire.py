@@ -1,12 +1,12 @@
 """The wire: every message between processes and its MessagePack encoding. The only file that knows the format.
 
-A frame is one MessagePack map with a key ``t`` that names its kind. Nothing is decoded through an object hook, there is no
-pickle, no callable and no class name, so the worst a hostile frame can do is to be refused with ``WireError``.
+A frame is one MessagePack map with a key ``t`` that names its kind. Nothing is decoded through an object hook, there is
+no pickle, no callable and no class name, so the worst a hostile frame can do is to be refused with ``WireError``.
 
-What changes with every step is columnar: little-endian arrays packed as ``bin``. A row is one output's news in one step.
-Rows of a whole batch cost one decode, and ``StepRecords.rows`` gives them out through C iterators, so a usual row costs
-tens of nanoseconds. What never changes about a stream (its spec) travels once, in ``Open``, ahead of the first row and in
-the same frame or an earlier one; the executor passes it on as bytes it never decodes.
+What changes with every step is columnar: little-endian arrays packed as ``bin``. A row is one output's news in one
+step. Rows of a whole batch cost one decode, and ``StepRecords.rows`` gives them out through C iterators, so a usual row
+costs tens of nanoseconds. What never changes about a stream (its spec) travels once, in ``Open``, ahead of the first
+row and in the same frame or an earlier one; the executor passes it on as bytes it never decodes.
 
     kind      from -> to              columns (i8, u4, u2, i4, f8 = bytes per value)
     submit    front end -> executor   -
@@ -15,12 +15,13 @@ the same frame or an earlier one; the executor passes it on as bytes it never de
     cancel    worker    -> executor   -                  [[rid, index], ...]; index -1 is the whole request
     joined    launcher  -> executor   -
     lost      launcher  -> executor   -                  with what the clients of its requests have already
-    steps     executor  -> worker     rid i8, index u2, count u2, token i4; logprobs: row u4, value f8, k u2, id i4, alt f8
+    steps     executor  -> worker     rid i8, index u2, count u2, token i4; logprobs: row u4, value f8, k u2, id i4,
+                                      alt f8
     emissions worker    -> front end  rid i8, epoch u4, index u2, count u4, flags u1, size u4; one blob cut by size
     status    executor  -> front end  -
 
-A column in which every value is the usual one is left out: index 0, a step's count 1, epoch 0, flags 0. In plain streams
-that is half of them, and at 16 rows a frame the columns' fixed cost is half of all.
+A column in which every value is the usual one is left out: index 0, a step's count 1, epoch 0, flags 0. In plain
+streams that is half of them, and at 16 rows a frame the columns' fixed cost is half of all.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ from executor.result import Logprob, OutputDelta
 
 #: Bytes; a larger frame is refused by the socket already (ZMQ_MAXMSGSIZE).
 MAX_FRAME = 256 << 20
-#: Entries of one array, keys of one map, arrays and maps of one frame. The first is what the largest request needs, or a
-#: worker with very many of them when it is lost.
+#: Entries of one array, keys of one map, arrays and maps of one frame. The first is what the largest request needs, or
+#: a worker with very many of them when it is lost.
 MAX_ITEMS, MAX_NAMES, MAX_CONTAINERS = 1 << 20, 1 << 10, 1 << 20
 
 # ------------------------------------------------------------------------------------------------------ columns
@@ -325,7 +326,8 @@ def encode(message: Message) -> bytes:
 
 
 def _budget() -> dict[str, Callable[[Any], Any]]:
-    """Hooks that only count. An empty list is one byte on the wire and 64 in memory: 16 MB of them took 20 s and 1.2 GB."""
+    """Hooks that only count. An empty list is one byte on the wire and 64 in memory: 16 MB of them took 20 s and 1.2
+    GB."""
     left = itertools.count(-MAX_CONTAINERS)
 
     def counted(container: Any) -> Any:

@@ -2,8 +2,8 @@
 
 ``--post_processor_hook package.module:Class`` names a class. One object of it is made per request, so state it keeps on
 ``self`` ends with the request, and a resumed request builds the same state again from the same tokens. It runs once per
-output and step, after detokenization and stop strings, and before reasoning and tool parsers. Steps are cut by load, so a
-hook that must not depend on the cut keeps its own buffer.
+output and step, after detokenization and stop strings, and before reasoning and tool parsers. Steps are cut by load, so
+a hook that must not depend on the cut keeps its own buffer.
 
     class NoDigits:
         def __call__(self, output, text):
@@ -61,7 +61,8 @@ class PostProcessorHook(Protocol):
     """What the hook class's objects do."""
 
     def __call__(self, output: CompletionOutput, text: str) -> HookAction:
-        """Decide about ``text``, which this step adds to ``output`` (as it was before the step). May be "" at the end."""
+        """Decide about ``text``, which this step adds to ``output`` (as it was before the step). May be "" at the
+        end."""
 
 
 HookFactory = Callable[[], PostProcessorHook]

@@ -1,5 +1,5 @@
-"""Post-processing in the front end's own process (``num_postprocess_workers = 0``): the same worker, the same frames from the
-executor, no process of its own. To the executor it is a worker like any other.
+"""Post-processing in the front end's own process (``num_postprocess_workers = 0``): the same worker, the same frames
+from the executor, no process of its own. To the executor it is a worker like any other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The workers' lives: spawn, watch, replace.
 
 What happens when a worker dies: its watcher tells ``on_lost`` (the front end says from where its requests go on, the
-executor opens them on the other workers: ``executor/dispatcher.py``), then starts another one under a new id. A worker that
-dies soon after its start is replaced after a growing pause; one that cannot start several times in a row is given up, and
-``on_hopeless`` says so: a server whose workers cannot start must end rather than respawn for ever.
+executor opens them on the other workers: ``executor/dispatcher.py``), then starts another one under a new id. A worker
+that dies soon after its start is replaced after a growing pause; one that cannot start several times in a row is given
+up, and ``on_hopeless`` says so: a server whose workers cannot start must end rather than respawn for ever.
 """
 
 from __future__ import annotations

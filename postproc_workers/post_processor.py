@@ -18,8 +18,8 @@ class PostProcessor(NamedTuple):
     process: (record, args) -> the bytes that ``record``'s last step adds to the response, b"" for none. Completion is
         read from ``record.finished``; state of the stream lives in ``args``.
     make_args: the spec's plain-data args -> the args object of one stream. ValueError names a bad field.
-    fail: (args, message) -> (bytes, whole): how the response ends when the request fails. ``whole``: nothing had been sent
-        and the bytes are a complete JSON document with an error object.
+    fail: (args, message) -> (bytes, whole): how the response ends when the request fails. ``whole``: nothing had been
+        sent and the bytes are a complete JSON document with an error object.
     streams: False when the response is one document: there are no bytes before the end, and text is kept.
     """
 

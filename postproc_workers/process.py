@@ -1,7 +1,7 @@
 """A post-processing worker process: steps in, emissions and cancels out, one loop.
 
-Config (see ``executor.child``): ``address`` to bind, ``executor`` and ``frontends`` to send to, and what ``WorkerShell``
-reads. Run as ``python -m postproc_workers.process`` by the pool.
+Config (see ``executor.child``): ``address`` to bind, ``executor`` and ``frontends`` to send to, and what
+``WorkerShell`` reads. Run as ``python -m postproc_workers.process`` by the pool.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What surrounds a ``PostprocWorker`` wherever it runs: it is built from a config, its queue is drained in one go, its time
-is counted, its recordings are written. Sockets are the caller's: a process of its own (``process.py``) or the front end's
-event loop (``link.py``).
+"""What surrounds a ``PostprocWorker`` wherever it runs: it is built from a config, its queue is drained in one go, its
+time is counted, its recordings are written. Sockets are the caller's: a process of its own (``process.py``) or the
+front end's event loop (``link.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One output between two rows: ids in, what they add to its text out, cut where a stop string completes.
 
-Where a stop string is cut: the matcher (``stop_strings.py``) finds it in the text; ``Stage`` maps the place to the token
-that completed it (``_cut``), and ids, text, logprobs and usage end with that token.
+Where a stop string is cut: the matcher (``stop_strings.py``) finds it in the text; ``Stage`` maps the place to the
+token that completed it (``_cut``), and ids, text, logprobs and usage end with that token.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ End = tuple[str, str | int | None]
 
 
 class News(NamedTuple):
-    """What a row adds to its output: text that may be sent, the ids it accounts for, their logprobs and pieces (() where
-    nobody asked), and how the output ends, if it does."""
+    """What a row adds to its output: text that may be sent, the ids it accounts for, their logprobs and pieces (()
+    where nobody asked), and how the output ends, if it does."""
 
     text: str
     token_ids: Sequence[int]
@@ -42,8 +42,9 @@ class Stage:
     """
 
     __slots__ = (
-        "index", "plain", "output", "detokenizer", "ended", "silent", "silent_end", "interval", "holds", "raw_ids",
-        "_matcher", "_spec", "_shown_stops", "_wants_logprobs", "_wants_pieces", "_held", "_raw_logprobs", "_raw_finish",
+        "index", "plain", "output", "detokenizer", "ended", "silent", "silent_end", "interval", "holds",
+        "raw_ids", "_matcher", "_spec", "_shown_stops", "_wants_logprobs", "_wants_pieces", "_held",
+        "_raw_logprobs", "_raw_finish",
     )  # fmt: skip
 
     def __init__(
@@ -74,12 +75,14 @@ class Stage:
         self.plain = stops is None and not hooked and interval == 1 and spec.logprobs is None and not spec.recording
 
     def visible(self, tokens: Sequence[int], finish: Finish | None) -> Sequence[int]:
-        """The ids whose text is shown: without the stop token that ended the output, unless the client wants to see it."""
+        """The ids whose text is shown: without the stop token that ended the output, unless the client wants to see
+        it."""
         hides = finish is not None and finish.stop_token and tokens and tokens[-1] not in self._shown_stops
         return tokens[:-1] if hides else tokens
 
     def read(self, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None) -> News:
-        """The news of a row, cut behind a stop string that completes in it. Raises TokenError, and has read nothing then."""
+        """The news of a row, cut behind a stop string that completes in it. Raises TokenError, and has read nothing
+        then."""
         visible = self.visible(tokens, finish)
         # The text of a single id is its piece already, as long as nothing is held back.
         apart = self._matcher is not None or self._wants_logprobs or (self._wants_pieces and len(tokens) != 1)
@@ -90,8 +93,8 @@ class Stage:
             return News(text, tokens, end=self._engine_end(finish, tokens))
         pieces = self.detokenizer.pieces(visible)
         if finish is not None and (tail := self.detokenizer.flush()):
-            # The tail belongs to the row's last id. Were it given to the last visible one, a stop string or an offset in the
-            # text would depend on whether a hidden stop token came in the same row.
+            # The tail belongs to the row's last id. Were it given to the last visible one, a stop string or an offset
+            # in the text would depend on whether a hidden stop token came in the same row.
             hidden = len(visible) < len(tokens)
             pieces = [*pieces, tail] if hidden or not pieces else [*pieces[:-1], pieces[-1] + tail]
         return self._match(pieces, tokens, finish, logprobs)
@@ -169,7 +172,8 @@ class Stage:
 
 
 def _json_float(value: float) -> float:
-    """JSON has no infinity and no NaN; responses show them as the lowest log-probability there is, which this is too."""
+    """JSON has no infinity and no NaN; responses show them as the lowest log-probability there is, which this is
+    too."""
     return value if value > -sys.float_info.max else -sys.float_info.max
 
 

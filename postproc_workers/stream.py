@@ -124,8 +124,9 @@ class Stream:
     def _stop_at_bad_id(
         self, stage: Stage, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None, error: TokenError
     ) -> bytes:
-        """Decoding refuses a row as a whole, so the ids before the bad one have not been read yet: their text still reaches
-        the client, then the request fails, unless they end the output: what comes behind its end is late, good or bad."""
+        """Decoding refuses a row as a whole, so the ids before the bad one have not been read yet: their text still
+        reaches the client, then the request fails, unless they end the output: what comes behind its end is late, good
+        or bad."""
         split = next((i for i, token in enumerate(tokens) if not 0 <= token < self._size), len(tokens))
         if split == len(tokens):  # the row is good, and the id one that a post-processor asked about
             raise error

@@ -314,8 +314,8 @@ def _transformers_decode(tokenizer: Any) -> _Decode:
 
 
 class _PanicsAsErrors:
-    """A panic is no Exception, so it would end the process of all requests, and its class cannot be imported: it is known
-    by its module's name only."""
+    """A panic is no Exception, so it would end the process of all requests, and its class cannot be imported: it is
+    known by its module's name only."""
 
     def __enter__(self) -> None:
         pass

@@ -2,9 +2,9 @@
 """CPU time per token of one post-processing worker, beside the floor of the same run.
 
 The worker gets encoded step frames, as the executor would send them, and makes encoded emissions: the wire's decode and
-encode are included, sockets are not. The floor is the least that any Python worker has to do per token: look up the id's
-bytes, check that they are UTF-8, escape the text and put it between two constants. It is timed before and after the
-worker; machines drift, so compare ratios, not microseconds of different runs.
+encode are included, sockets are not. The floor is the least that any Python worker has to do per token: look up the
+id's bytes, check that they are UTF-8, escape the text and put it between two constants. It is timed before and after
+the worker; machines drift, so compare ratios, not microseconds of different runs.
 
     scripts/bench_postproc.py [--requests 256] [--tokens 256] [--workload NAME|all] [--sweep] [--json]
                               [--plot out.png]
@@ -123,8 +123,8 @@ def timed(work: Callable[[], None]) -> float:
 
 def floor(table: Sequence[bytes], ids: Sequence[int], tokens: int) -> float:
     """CPU seconds for ``tokens`` tokens at the floor."""
-    head = b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
-    head += b'"model":"bench","choices":[{"index":0,"delta":{"content":'
+    head = b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk",'
+    head += b'"created":1700000000,"model":"bench","choices":[{"index":0,"delta":{"content":'
     tail = b'},"logprobs":null,"finish_reason":null}]}\n\n'
     stream = (list(ids) * (tokens // len(ids) + 1))[:tokens]
 
@@ -214,7 +214,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--plot", metavar="PNG", help="draw cost against concurrency")
     options = parser.parse_args()
-    source = Path(options.tokenizer or resolve_model(None, progress=lambda text: print(text, file=sys.stderr)).directory)
+    source = Path(
+        options.tokenizer or resolve_model(None, progress=lambda text: print(text, file=sys.stderr)).directory
+    )
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json" if source.is_dir() else source))
     tokenizer.add_special_tokens(list(HARMONY_MARKS))  # known ones are left as they are
     vocabulary = Vocabulary.from_library(tokenizer)

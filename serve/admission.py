@@ -236,8 +236,8 @@ def _logprobs(request: AnyRequest) -> int | None:
 
 
 def _max_tokens(request: AnyRequest, facts: ServerFacts, prompt_tokens: int) -> int:
-    """The limit asked for; else all that the context has room for, or in a completion the API's default of 16 tokens. The
-    wording is one that gateways know."""
+    """The limit asked for; else all that the context has room for, or in a completion the API's default of 16 tokens.
+    The wording is one that gateways know."""
     param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
     limit = f"This model's maximum context length is {facts.max_model_len} tokens."
     room = facts.max_model_len - prompt_tokens

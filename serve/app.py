@@ -1,5 +1,5 @@
-"""The HTTP routes. A request becomes a ``GenerationRequest`` here and is handed to the executor; the bytes that come back are
-written as they are: nothing in this process looks into them.
+"""The HTTP routes. A request becomes a ``GenerationRequest`` here and is handed to the executor; the bytes that come
+back are written as they are: nothing in this process looks into them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from serve.responses_routes import ResponsesRoutes
 from serve.responses_store import ResponseStore
 
 logger = logging.getLogger("tailrace.serve")
+
 
 class App:
     """The ASGI application. ``facts`` is what admission knows, ``state`` what the launcher tells it."""
@@ -190,5 +191,3 @@ class App:
 async def _send_json(send: Send, value: Any, headers: list[Header], status: int = 200) -> int:
     await send_body(send, status, json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), [JSON, *headers])
     return status
-
-

@@ -25,7 +25,6 @@ def wrong(message: str, param: str = "") -> PydanticCustomError:
     return PydanticCustomError("request", "{message}", {"message": message, "param": param})
 
 
-
 class Body(BaseModel):
     """Strict, closed, and with nulls dropped."""
 

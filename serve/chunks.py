@@ -1,8 +1,8 @@
 """The bytes of one stream's events. What never changes about them is encoded once, when the stream opens.
 
 An event is ``data: {"id", "object", "created", "model", "choices": [{"index", "delta" | "text", "logprobs",
-"finish_reason"}]}`` and a blank line (the OpenAI API reference's chat.completion.chunk and text_completion objects). Per
-token only the delta is escaped and put between two constants.
+"finish_reason"}]}`` and a blank line (the OpenAI API reference's chat.completion.chunk and text_completion objects).
+Per token only the delta is escaped and put between two constants.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ NULL = b"null"
 
 
 class _Escapes(dict[str, bytes]):
-    """Text -> JSON string, UTF-8, with quotes. Most deltas are one token's text, and those repeat: looking one up costs a
-    third of escaping it again. Bounded: long texts and those beyond 64k entries are escaped and forgotten."""
+    """Text -> JSON string, UTF-8, with quotes. Most deltas are one token's text, and those repeat: looking one up costs
+    a third of escaping it again. Bounded: long texts and those beyond 64k entries are escaped and forgotten."""
 
     def __missing__(self, text: str) -> bytes:
         data = orjson.dumps(text)
@@ -34,7 +34,8 @@ class ChunkFormat:
     """How the events of one response are written.
 
     kind: the ``object`` of each event. field: ``delta`` (chat) or ``text`` (completions).
-    usage: whether every event carries a ``usage`` key (null but where a value is given): ``stream_options.include_usage``.
+    usage: whether every event carries a ``usage`` key (null but where a value is given):
+    ``stream_options.include_usage``.
     """
 
     __slots__ = ("_start", "_middle", "_usage")
@@ -64,7 +65,8 @@ class ChunkFormat:
 
 
 def usage_json(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None = None) -> bytes:
-    """The usage object, as JSON. reasoning_tokens: those among the completion's; None where reasoning is not looked for."""
+    """The usage object, as JSON. reasoning_tokens: those among the completion's; None where reasoning is not looked
+    for."""
     total = prompt_tokens + completion_tokens
     sums = b'"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d' % (prompt_tokens, completion_tokens, total)
     if reasoning_tokens is None:

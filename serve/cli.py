@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """Keep transformers from importing torch into this process, the front end, which needs a tokenizer and no more: that
-    is 2 s of every start and 240 MB. None in ``sys.modules`` is Python's word for a module that is not to be had;
+    """Keep transformers from importing torch into this process, the front end, which needs a tokenizer and no more:
+    that is 2 s of every start and 240 MB. None in ``sys.modules`` is Python's word for a module that is not to be had;
     transformers asks once and remembers the answer."""
     if "torch" in sys.modules:
         yield
@@ -117,14 +117,16 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
     add("--port", type=_port, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)")
     add("--num_postprocess_workers", type=_count, default=default_workers(), metavar="N",
-        help="processes that turn tokens into responses; 0: in the front end (default for this machine: %(default)s)")  # fmt: skip
+        help="processes that turn tokens into responses; 0: in the front end "
+             "(default for this machine: %(default)s)")  # fmt: skip
     add("--tokenizer", metavar="PATH", help="tokenizer directory or tokenizer.json, if not the model's own")
     add("--served_model_name", metavar="NAME", help="the name clients use (default: the model's)")
     _add_engine(parser)
     add("--stream_interval", type=_positive, default=1, metavar="K",
         help="tokens per event; the first is never held back (default: %(default)s)")  # fmt: skip
     add("--post_processor_hook", metavar="PKG.MODULE:CLASS",
-        help="your class, asked about the text of every output and step: emit, replace, suppress or terminate")  # fmt: skip
+        help="your class, asked about the text of every output and step: "
+             "emit, replace, suppress or terminate")  # fmt: skip
     add("--reasoning_parser", default="auto", metavar="NAME", help="format of the model's reasoning: a name, none, or "
         "auto, which looks at the chat template (default: %(default)s)")  # fmt: skip
     add("--tool_parser", default="auto", metavar="NAME", help="format of the model's tool calls: a name, none, or auto "
@@ -135,7 +137,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--max_body_bytes", type=_positive, default=32 << 20, metavar="BYTES",
         help="largest request body (default: %(default)s)")  # fmt: skip
     add("--shutdown_timeout", type=_seconds, default=30.0, metavar="SECONDS",
-        help="how long open streams may go on after SIGTERM or ctrl-C; a second signal ends at once (default: %(default)s)")  # fmt: skip
+        help="how long open streams may go on after SIGTERM or ctrl-C; a second signal ends at once "
+             "(default: %(default)s)")  # fmt: skip
     add("--log_level", default="info", choices=("debug", "info", "warning", "error"), help="(default: %(default)s)")
 
 
@@ -143,7 +146,8 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     add = group.add_argument
     add("--engine", default="transformers", choices=("transformers", "replay"),
-        help="what generates the tokens; replay needs no weights and emits given or synthetic ones (default: %(default)s)")  # fmt: skip
+        help="what generates the tokens; replay needs no weights and emits given or synthetic ones "
+             "(default: %(default)s)")  # fmt: skip
     add("--engine_config", type=_json_object, default={}, metavar="JSON",
         help="settings of the replay engine: a JSON object or a file that holds one")  # fmt: skip
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
@@ -155,17 +159,23 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.description = "Print exactly the bytes that a client received, from a recording; no model is needed."
-    parser.add_argument("file", metavar="FILE", nargs="?", help="a .jsonl file of recordings (serve --record writes them)")
-    parser.add_argument("--split", default="each", help="how the tokens reach the worker: whole, each, every:N, at:K or "
-                        "random:SEED; the merged text does not depend on it (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="a .jsonl file of recordings (serve --record writes them)"
+    )
+    parser.add_argument("--split", default="each", help="how the tokens reach the worker: whole, each, every:N, at:K "
+                        "or random:SEED; the merged text does not depend on it (default: %(default)s)")  # fmt: skip
     parser.add_argument("--unary", action="store_true", help="print the JSON document instead of the stream")
     parser.add_argument("--only", default="", metavar="TEXT", help="only recordings whose name contains TEXT")
     group = parser.add_argument_group("raw text instead of a file, to try a format")
     group.add_argument("--text", metavar="TEXT", help="what the model said")
     group.add_argument("--reasoning_parser", metavar="NAME", help="format of its reasoning")
     group.add_argument("--tool_parser", metavar="NAME", help="format of its tool calls")
-    group.add_argument("--tools", metavar="FILE", help="a JSON list of tools in OpenAI's format, by which values are typed")
-    group.add_argument("--prompt", default="", metavar="TEXT", help="the end of the prompt, which may open a reasoning block")
+    group.add_argument(
+        "--tools", metavar="FILE", help="a JSON list of tools in OpenAI's format, by which values are typed"
+    )
+    group.add_argument(
+        "--prompt", default="", metavar="TEXT", help="the end of the prompt, which may open a reasoning block"
+    )
 
 
 def _config(arguments: argparse.Namespace) -> Config:

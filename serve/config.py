@@ -1,4 +1,5 @@
-"""What a server is started with: one frozen object, made from argv by ``serve/cli.py`` and read by ``serve/launcher.py``."""
+"""What a server is started with: one frozen object, made from argv by ``serve/cli.py`` and read by
+``serve/launcher.py``."""
 
 from __future__ import annotations
 

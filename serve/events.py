@@ -1,7 +1,7 @@
 """What one step adds to a chat choice, whatever the format of the model's output: a few kinds of events.
 
-Both forms of a response are made of them: a stream writes each as an event of its own, a unary body folds them. There is
-one parser per format and it makes these; ``choice_events`` is where the text of a step becomes events.
+Both forms of a response are made of them: a stream writes each as an event of its own, a unary body folds them. There
+is one parser per format and it makes these; ``choice_events`` is where the text of a step becomes events.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class EventParser(Protocol):
 
 
 class ChoiceParser(EventParser, Protocol):
-    """The parser of a whole choice. counting: whether it wants to know the text of each token, to count those inside the
-    reasoning; ``reasoning_tokens``: how many there were so far."""
+    """The parser of a whole choice. counting: whether it wants to know the text of each token, to count those inside
+    the reasoning; ``reasoning_tokens``: how many there were so far."""
 
     counting: bool
 

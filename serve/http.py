@@ -31,7 +31,8 @@ class HttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol for clients that offer to go on in another one: Java's offers HTTP/2 with its first request.
 
     The parser stops behind a head with such an offer, and the body of the request would be lost. Nothing is ever
-    upgraded here, so the offer goes before the parser sees it; a head that comes in pieces keeps it, and fails as before.
+    upgraded here, so the offer goes before the parser sees it; a head that comes in pieces keeps it, and fails as
+    before.
     """
 
     def data_received(self, data: bytes) -> None:

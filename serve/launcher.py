@@ -125,8 +125,8 @@ def load_tokenizer(source: Path) -> PreTrainedTokenizerBase:
 
 
 class _LoadingErrors:
-    """What loading a tokenizer may raise, as a StartError. The tokenizers library raises Exception itself for a malformed
-    file, so the class has to be looked at: an except clause for it would catch everything else too."""
+    """What loading a tokenizer may raise, as a StartError. The tokenizers library raises Exception itself for a
+    malformed file, so the class has to be looked at: an except clause for it would catch everything else too."""
 
     def __init__(self, source: Path) -> None:
         self._source = source
@@ -217,7 +217,9 @@ class Launcher:
         self._executor = await ChildProcess.spawn("executor", "executor.process", config)
         ready = await self._executor.ready()
         self._tasks.append(asyncio.create_task(self._watch_executor(self._executor)))
-        return EngineInfo(**{**ready, "supported": tuple(ready["supported"]), "eos_token_ids": tuple(ready["eos_token_ids"])})
+        return EngineInfo(
+            **{**ready, "supported": tuple(ready["supported"]), "eos_token_ids": tuple(ready["eos_token_ids"])}
+        )
 
     async def _replay_args(self, tokenizer: asyncio.Task[PreTrainedTokenizerBase]) -> dict[str, Any]:
         """A replay engine without a vocabulary of its own takes the tokenizer's, and leaves its special tokens out."""
@@ -331,7 +333,12 @@ class Launcher:
         for line in self._process_tree(info):
             _say(f"  {line}")
         _say(f"  parsers: reasoning {facts.reasoning_parser or 'none'}, tools {facts.tool_parser or 'none'}\n")
-        body = {"model": facts.model, "stream": True, "max_tokens": 200, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+        body = {
+            "model": facts.model,
+            "stream": True,
+            "max_tokens": 200,
+            "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+        }
         _say(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'\n")
 
     def _process_tree(self, info: EngineInfo) -> Iterator[str]:
@@ -391,7 +398,9 @@ class Launcher:
         """Let open streams finish, unless there is a hurry."""
         if self._proxy.open_requests and not self._hurry.is_set():
             timeout = self._config.shutdown_timeout
-            _say(f"ending: {self._proxy.open_requests} open requests may finish within {timeout:.0f} s; again to end now")
+            _say(
+                f"ending: {self._proxy.open_requests} open requests may finish within {timeout:.0f} s; again to end now"
+            )
             waits = [asyncio.ensure_future(self._proxy.wait_idle()), asyncio.ensure_future(self._hurry.wait())]
             await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:

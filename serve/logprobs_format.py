@@ -1,7 +1,7 @@
 """Log-probabilities as the two endpoints write them (OpenAI API reference, chat and legacy completions).
 
-``bytes`` are a token's raw bytes, so a client can put a character together that several tokens share; ``token`` is the same
-as text, with U+FFFD for what is no character. Minus infinity is no JSON: -9999.0 stands for it.
+``bytes`` are a token's raw bytes, so a client can put a character together that several tokens share; ``token`` is the
+same as text, with U+FFFD for what is no character. Minus infinity is no JSON: -9999.0 stands for it.
 """
 
 from __future__ import annotations

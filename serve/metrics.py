@@ -54,7 +54,10 @@ class ServerMetrics:
             "tailrace_http_requests", "HTTP requests answered", ("path", "status"), registry=self._registry
         )
         self.first_chunk = Histogram(
-            "tailrace_first_chunk_seconds", "Arrival to first bytes of a stream", buckets=_SECONDS, registry=self._registry
+            "tailrace_first_chunk_seconds",
+            "Arrival to first bytes of a stream",
+            buckets=_SECONDS,
+            registry=self._registry,
         )
         self.duration = Histogram(
             "tailrace_request_seconds", "Arrival to last bytes of a response", buckets=_SECONDS, registry=self._registry
@@ -87,7 +90,9 @@ class _Reports(Collector):
             if key in proxy.status:
                 yield _family(f"tailrace_executor_{name}", text, counts, {(): proxy.status[key]}, ())
         for key, (name, text, counts) in _WORKER.items():
-            values: dict[tuple[str, ...], float] = {(str(worker),): stats[key] for worker, stats in proxy.worker_stats.items() if key in stats}
+            values: dict[tuple[str, ...], float] = {
+                (str(worker),): stats[key] for worker, stats in proxy.worker_stats.items() if key in stats
+            }
             yield _family(f"tailrace_worker_{name}", text, counts, values, ("worker",))
 
 

@@ -57,9 +57,7 @@ def _part(part: Any, index: int) -> str:
     if not isinstance(kind, str):
         raise wrong('must be an object with a "type"', str(index))
     if kind != "text":
-        raise wrong(
-            f"is a part of type {quote(kind)}, which is not supported: this server takes text only", str(index)
-        )
+        raise wrong(f"is a part of type {quote(kind)}, which is not supported: this server takes text only", str(index))
     if not isinstance(part.get("text"), str):
         raise wrong("must be a string", f"{index}.text")
     for name in (name for name, entry in part.items() if entry is not None and name not in _PART):

@@ -3,7 +3,8 @@
     POST /parse/reasoning    {"text", "parser"?, "prompt_tail"?}
     POST /parse/tool_calls   {"text", "parser"?, "tools"?}
 
-``parser`` is a name; without it the server's own. The answers are the fold of the very events that a stream would bring.
+``parser`` is a name; without it the server's own. The answers are the fold of the very events that a stream would
+bring.
 """
 
 from __future__ import annotations

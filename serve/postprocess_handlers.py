@@ -1,8 +1,9 @@
 """The stream post-processors of the two text endpoints, and their unary bodies as folds of the same events.
 
-Each is a function of (record, args): the record says what the last step added to which choice and, through ``finished``,
-whether the whole result is complete; args keeps what the response needs between steps. Per choice the events are: a role
-chunk (chat), deltas, a chunk with the finish reason. Behind the last choice come usage, if asked for, and ``[DONE]``.
+Each is a function of (record, args): the record says what the last step added to which choice and, through
+``finished``, whether the whole result is complete; args keeps what the response needs between steps. Per choice the
+events are: a role chunk (chat), deltas, a chunk with the finish reason. Behind the last choice come usage, if asked
+for, and ``[DONE]``.
 """
 
 from __future__ import annotations
@@ -56,7 +57,13 @@ class ResponseArgs:
 
     def document(self, record: Record, choices: Sequence[Mapping[str, Any]]) -> bytes:
         """The unary body."""
-        head = {"id": self.id, "object": self.unary_kind, "created": self.created, "model": self.model, "choices": choices}
+        head = {
+            "id": self.id,
+            "object": self.unary_kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
         return orjson.dumps(head)[:-1] + b',"usage":' + self.usage(record) + b"}"
 
 
@@ -66,13 +73,14 @@ class ResponseArgs:
 class ChatChoice:
     """One choice of a chat response between two steps.
 
-    steady: it has started, and its events carry neither log-probabilities nor usage: between constants, only text changes.
+    steady: it has started, and its events carry neither log-probabilities nor usage: between constants, only text
+    changes.
     plain: steady and without a parser, so that a step is one content delta.
     """
 
     __slots__ = (
-        "plain", "steady", "started", "head", "tail", "content_head", "content_tail", "reasoning_keys", "parser", "folded",
-        "logprobs",
+        "plain", "steady", "started", "head", "tail", "content_head", "content_tail", "reasoning_keys", "parser",
+        "folded", "logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -105,7 +113,11 @@ def _call_json(event: ToolCallDelta) -> bytes:
     arguments = ESCAPED[event.arguments]
     if event.id is None:
         return b'{"tool_calls":[{"index":%d,"function":{"arguments":' % event.index + arguments + b"}}]}"
-    head = b'{"tool_calls":[{"index":%d,"id":' % event.index + ESCAPED[event.id] + b',"type":"function","function":{"name":'
+    head = (
+        b'{"tool_calls":[{"index":%d,"id":' % event.index
+        + ESCAPED[event.id]
+        + b',"type":"function","function":{"name":'
+    )
     return head + ESCAPED[event.name or ""] + b',"arguments":' + arguments + b"}}]}"
 
 
@@ -340,5 +352,7 @@ POST_PROCESSORS = {
     "chat_stream": PostProcessor(chat_stream_post_processor, ChatPostprocArgs, fail_stream),
     "chat_unary": PostProcessor(chat_unary_post_processor, ChatPostprocArgs, fail_unary, streams=False),
     "completion_stream": PostProcessor(completion_stream_post_processor, CompletionPostprocArgs, fail_stream),
-    "completion_unary": PostProcessor(completion_unary_post_processor, CompletionPostprocArgs, fail_unary, streams=False),
+    "completion_unary": PostProcessor(
+        completion_unary_post_processor, CompletionPostprocArgs, fail_unary, streams=False
+    ),
 }

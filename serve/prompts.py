@@ -84,7 +84,9 @@ class Prompts:
         return prompt, self._encode(prompt, special)
 
     def _render(self, request: ChatCompletionRequest | TokenizeRequest) -> str:
-        kwargs = request.template_kwargs() if isinstance(request, ChatCompletionRequest) else request.chat_template_kwargs
+        kwargs = (
+            request.template_kwargs() if isinstance(request, ChatCompletionRequest) else request.chat_template_kwargs
+        )
         for name in _RESERVED.intersection(kwargs):
             raise BadRequestError(f"chat_template_kwargs.{name} is not allowed.", param=f"chat_template_kwargs.{name}")
         tools: Any = request.template_tools()  # transformers' own type is invariant

@@ -28,7 +28,11 @@ def admit_recording(recording: Mapping[str, Any], stream: bool) -> StreamSpec | 
 
 def _spec(recording: Mapping[str, Any], stream: bool) -> StreamSpec:
     body = json.dumps(recording.get("request")).encode()
-    endpoint, prompt, tokens = recording.get("endpoint"), recording.get("prompt") or "", recording.get("prompt_tokens", 0)
+    endpoint, prompt, tokens = (
+        recording.get("endpoint"),
+        recording.get("prompt") or "",
+        recording.get("prompt_tokens", 0),
+    )
     facts, minted = _facts(recording), _minted(recording)
     try:
         check_names(facts.reasoning_parser, facts.tool_parser)

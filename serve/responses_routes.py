@@ -63,7 +63,13 @@ class ResponsesRoutes:
         chat = chat_request(request, history)
         prompt, ids = await self._prompts.chat(chat)
         admitted = admit_response(
-            request, chat, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=self._gateway.mint("resp_"), stored=keep
+            request,
+            chat,
+            prompt=prompt,
+            prompt_ids=ids,
+            facts=self._facts,
+            minted=self._gateway.mint("resp_"),
+            stored=keep,
         )
         stream = _KeepingStream(lambda document: self._keep(document, plain, request)) if keep else ClientStream()
         return await self._gateway.answer(admitted, request.stream, receive, send, headers, stream)

@@ -211,7 +211,9 @@ class ResponsesPostprocArgs:
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": self.parser.reasoning_tokens if self.parser is not None else 0},
+            "output_tokens_details": {
+                "reasoning_tokens": self.parser.reasoning_tokens if self.parser is not None else 0
+            },
             "total_tokens": prompt + completion,
         }
 

@@ -9,11 +9,19 @@ from typing import Any
 import openai
 import pytest
 from agents import (
-    Agent, Model, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, RunConfig, Runner, RunResultBase,
+    Agent,
+    Model,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    RunResult,
+    RunResultStreaming,
     function_tool,
 )  # fmt: skip
 
-from tests.clients.scenario import ARGUMENTS, FINAL, PREAMBLE, QUESTION, REASONING, THANKS, WEATHER, WELCOME
+from tests.clients.scenario import QUESTION, WEATHER
 from tests.process.server import Server
 
 MODELS: dict[str, Callable[[openai.AsyncOpenAI], Model]] = {
@@ -40,10 +48,10 @@ class Assistant:
             model_settings=ModelSettings(**settings),
         )  # fmt: skip
 
-    async def run(self, question: Any, **more: Any) -> RunResultBase:
+    async def run(self, question: Any, **more: Any) -> RunResult:
         return await Runner.run(self.agent, question, run_config=CONFIG, **more)
 
-    async def stream(self, question: Any, **more: Any) -> tuple[list[Any], RunResultBase]:
+    async def stream(self, question: Any, **more: Any) -> tuple[list[Any], RunResultStreaming]:
         """The events of a streamed run, and its result."""
         result = Runner.run_streamed(self.agent, question, run_config=CONFIG, **more)
         return [event async for event in result.stream_events()], result

@@ -11,8 +11,24 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from tests.clients.scenario import (
-    AFTERTHOUGHT, ARGUMENTS, CUT, FINAL, GREETING, HELLO, OTHER_ARGUMENTS, OTHER_GREETING, PARAMETERS, PREAMBLE,
-    QUESTION, REASONING, THANKS, TOO_LONG, TWO, WEATHER, WELCOME, argument_text,
+    AFTERTHOUGHT,
+    ARGUMENTS,
+    CUT,
+    FINAL,
+    GREETING,
+    HELLO,
+    OTHER_ARGUMENTS,
+    OTHER_GREETING,
+    PARAMETERS,
+    PREAMBLE,
+    QUESTION,
+    REASONING,
+    THANKS,
+    TOO_LONG,
+    TWO,
+    WEATHER,
+    WELCOME,
+    argument_text,
 )  # fmt: skip
 from tests.process.server import Server
 

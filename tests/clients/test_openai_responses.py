@@ -10,8 +10,21 @@ import pytest
 from openai.types.responses import Response
 
 from tests.clients.scenario import (
-    AFTERTHOUGHT, ARGUMENTS, CUT, FINAL, GREETING, HELLO, PARAMETERS, PREAMBLE, QUESTION, REASONING, THANKS, TOO_LONG,
-    WEATHER, WELCOME, argument_text,
+    AFTERTHOUGHT,
+    ARGUMENTS,
+    CUT,
+    FINAL,
+    GREETING,
+    HELLO,
+    PARAMETERS,
+    PREAMBLE,
+    QUESTION,
+    REASONING,
+    THANKS,
+    TOO_LONG,
+    WEATHER,
+    WELCOME,
+    argument_text,
 )  # fmt: skip
 from tests.process.server import Server
 
