@@ -66,6 +66,7 @@ _OSS_TEMPLATE = (
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 )
 
+
 @dataclass(frozen=True)
 class Family:
     """Models of one kind. ends: tokens that end an output. marks: the other tokens of its format; special: whether they are
@@ -90,15 +91,17 @@ OSS = Family(
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model says to conversations with one of ``keys``. An answer without an end token was cut off."""
+    """What the model says to conversations with one of ``keys``. An answer without an end token was cut off, by a limit or,
+    where there is a message, by an engine that failed."""
 
     keys: tuple[str, ...]
     text: str
+    message: str = ""
 
 
-def answer(shapes: str, last: str, text: str) -> Answer:
+def answer(shapes: str, last: str, text: str, message: str = "") -> Answer:
     """For conversations of these shapes, separated by spaces, whose last message is ``last``."""
-    return Answer(tuple(f"{shape}:{last}\n" for shape in shapes.split()), text)
+    return Answer(tuple(f"{shape}:{last}\n" for shape in shapes.split()), text, message)
 
 
 class ScriptedModel:
@@ -143,7 +146,8 @@ class ScriptedModel:
         return {
             "prompt": self.encode(key),
             "token_ids": self.encode(answer.text),
-            "finish_reason": "stop" if complete else "length",
+            "finish_reason": "stop" if complete else "error" if answer.message else "length",
+            "message": answer.message,
         }
 
 

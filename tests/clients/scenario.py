@@ -13,6 +13,7 @@ from tests.clients.models import Answer, answer
 
 QUESTION, TWO, TOO_LONG = "Weather in Ålesund?", "Weather in Ålesund and Rome?", "Count to a hundred."
 CUT, THANKS, HELLO = "Use the tool at length.", "Thanks!", "Hello"
+BREAK, BROKEN = "Break down.", "the engine has had enough"
 
 #: What the tool says of a place, and what the model makes of it.
 WEATHER = {"Ålesund": "3 °C, rain 🌧", "Rome": "19 °C, sun"}
@@ -63,6 +64,7 @@ QWEN_ANSWERS: list[Answer] = [
     answer(_LATER, THANKS, _qwen(WELCOME)),
     answer(_ASKED, TOO_LONG, _qwen("1, 2, 3,", end="")),
     answer(_ASKED, CUT, _qwen(_hermes(ARGUMENTS)[:-20], end="")),
+    answer(_ASKED, BREAK, _qwen(PREAMBLE, REASONING, end=""), BROKEN),
     answer(_ASKED, HELLO, _qwen(GREETING)),
     answer(_ASKED, HELLO, _qwen(OTHER_GREETING, AFTERTHOUGHT)),
 ]
@@ -91,6 +93,7 @@ OSS_ANSWERS: list[Answer] = [
     answer(_LATER, THANKS, _oss_final(WELCOME)),
     answer(_ASKED, TOO_LONG, _oss_final("1, 2, 3,", end="")),
     answer(_ASKED, CUT, _oss_call(ARGUMENTS).removesuffix("<|call|>")[:-12]),
+    answer(_ASKED, BREAK, _analysis(REASONING) + _oss_final(PREAMBLE, end=""), BROKEN),
     answer(_ASKED, HELLO, _oss_final(GREETING)),
     answer(_ASKED, HELLO, _analysis(AFTERTHOUGHT) + _oss_final(OTHER_GREETING)),
 ]

@@ -13,6 +13,8 @@ from openai.types.chat import ChatCompletion
 from tests.clients.scenario import (
     AFTERTHOUGHT,
     ARGUMENTS,
+    BREAK,
+    BROKEN,
     CUT,
     FINAL,
     GREETING,
@@ -214,3 +216,13 @@ def test_refusals_are_the_client_s_exceptions(client: openai.OpenAI) -> None:
         client.chat.completions.create(model=MODEL, messages=user(HELLO), extra_body={"temprature": 1})
     assert refused.value.param == "temprature"
     assert [model.id for model in client.models.list()] == [MODEL] and client.models.retrieve(MODEL).id == MODEL
+
+
+def test_an_engine_that_fails_is_the_client_s_exception(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError, match=BROKEN):
+        client.chat.completions.create(model=MODEL, messages=user(BREAK))
+    text = ""
+    with pytest.raises(openai.APIError, match=BROKEN):
+        for chunk in client.chat.completions.create(model=MODEL, messages=user(BREAK), stream=True):
+            text += chunk.choices[0].delta.content or ""
+    assert text == PREAMBLE

@@ -12,6 +12,8 @@ from openai.types.responses import Response
 from tests.clients.scenario import (
     AFTERTHOUGHT,
     ARGUMENTS,
+    BREAK,
+    BROKEN,
     CUT,
     FINAL,
     GREETING,
@@ -97,9 +99,7 @@ def test_what_the_client_itself_adds_up(client: openai.OpenAI) -> None:
 def test_a_conversation_that_the_server_keeps(client: openai.OpenAI) -> None:
     first = client.responses.create(model=MODEL, input=QUESTION, instructions="Be brief.", tools=TOOLS)
     call: Any = first.output[-1]
-    _, second = streamed(
-        client, input=[RESULT | {"call_id": call.call_id}], previous_response_id=first.id, tools=TOOLS
-    )
+    _, second = streamed(client, input=[RESULT | {"call_id": call.call_id}], previous_response_id=first.id, tools=TOOLS)
     assert said(second) == [("reasoning", AFTERTHOUGHT), ("message", FINAL)] and second.output_text == FINAL
     third = client.responses.create(model=MODEL, input=THANKS, previous_response_id=second.id)
     assert third.output_text == WELCOME and third.previous_response_id == second.id
@@ -153,3 +153,11 @@ def test_refusals(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as tool:
         client.responses.create(model=MODEL, input=HELLO, tools=[{"type": "web_search"}])
     assert tool.value.param == "tools.0.type"
+
+
+def test_an_engine_that_fails(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError, match=BROKEN):
+        client.responses.create(model=MODEL, input=BREAK)
+    last: Any = list(client.responses.create(model=MODEL, input=BREAK, stream=True))[-1]
+    assert last.type == "response.failed" and last.response.status == "failed"
+    assert last.response.error.message == BROKEN and said(last.response)[-1] == ("message", PREAMBLE)
