@@ -102,6 +102,9 @@ def cut(values: Any, sizes: Iterable[int]) -> Iterator[Any]:
         start += size
 
 
+_NONE: Iterator[None] = repeat(None)
+
+
 class StepRecords:
     """One engine step, or several merged, for one worker: columns, sparse finishes, and logprobs where asked for.
 
@@ -152,6 +155,8 @@ class StepRecords:
             raise WireError(f"index, count: {len(self.indexes)} and {len(self.counts)} values for {n} rows")
         if sum(self.counts) != len(self.tokens):
             raise WireError(f"token: {len(self.tokens)} ids, but count adds up to {sum(self.counts)}")
+        if not (self.finishes or self.logprobs):  # most steps
+            return
         if not all(0 <= i < n for i in self.finishes):
             raise WireError(f"finish: a row beyond the {n} there are")
         for i, entries in self.logprobs.items():
@@ -161,10 +166,10 @@ class StepRecords:
     def rows(self) -> Iterator[Row]:
         """All rows in order. In the usual step (one token a row) every value comes out of a C iterator."""
         n = len(self.rids)
-        finishes = map(self.finishes.get, range(n)) if self.finishes else repeat(None)
-        logprobs = map(self.logprobs.get, range(n)) if self.logprobs else repeat(None)
-        single = len(self.tokens) == n and (not n or min(self.counts) == 1)
+        single = len(self.tokens) == n and self.counts.count(1) == n
         tokens: Iterable[Sequence[int]] = zip(self.tokens) if single else cut(self.tokens, self.counts)
+        finishes = map(self.finishes.get, range(n)) if self.finishes else _NONE
+        logprobs = map(self.logprobs.get, range(n)) if self.logprobs else _NONE
         return zip(self.rids, self.indexes, tokens, finishes, logprobs)
 
 

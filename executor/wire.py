@@ -261,8 +261,8 @@ def _decode_steps(f: Mapping[str, Any]) -> StepRecords:
     rids = _unpack(f, "rid", "q")
     return StepRecords(
         rids,
-        _unpack_unusual(f, "index", "H", len(rids), 0),
-        _unpack_unusual(f, "count", "H", len(rids), 1),
+        _unpack(f, "index", "H") if "index" in f else [0] * len(rids),
+        _unpack(f, "count", "H") if "count" in f else [1] * len(rids),
         _unpack(f, "token", "i"),
         _decode_finishes(f["finish"]) if "finish" in f else None,
         _decode_logprobs(f) if "lp_row" in f else None,
@@ -343,8 +343,10 @@ def decode(frame: bytes) -> Message:
     if len(frame) > MAX_FRAME:
         raise WireError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME}")
     try:
-        hooks = _budget() if len(frame) > MAX_CONTAINERS else {}
-        fields = msgpack.unpackb(frame, max_array_len=MAX_ITEMS, max_map_len=MAX_NAMES, **hooks)
+        if len(frame) <= MAX_CONTAINERS:  # too short to hold more, so nothing has to be counted
+            fields = msgpack.unpackb(frame)
+        else:
+            fields = msgpack.unpackb(frame, max_array_len=MAX_ITEMS, max_map_len=MAX_NAMES, **_budget())
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError) as error:
         raise WireError(f"not MessagePack: {error}") from None
     if not isinstance(fields, dict):

@@ -97,11 +97,15 @@ class PostprocWorker:
                 if step.opens:
                     self._open_all(step.opens, output)
                 self._run(step.rows(), output)
-        self._count(steps)
+        stats = self.stats
+        stats.steps += len(steps)
+        for step in steps:
+            stats.rows += len(step.rids)
+            stats.tokens += len(step.tokens)
         for frontend, rows in self._outbox.items():
             if rows:
                 output.emissions[frontend] = Emissions.build(self._worker, rows)
-                self.stats.chunks += len(rows)
+                stats.chunks += len(rows)
                 rows.clear()
         return output
 
@@ -226,10 +230,3 @@ class PostprocWorker:
                     entry[2].append(finish)
         for (rid, index), (ids, entries, finishes) in merged.items():
             yield rid, index, ids, finishes[0] if finishes else None, entries
-
-    def _count(self, steps: Sequence[StepRecords]) -> None:
-        stats = self.stats
-        stats.steps += len(steps)
-        for step in steps:
-            stats.rows += len(step.rids)
-            stats.tokens += len(step.tokens)

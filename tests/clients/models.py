@@ -69,8 +69,10 @@ _OSS_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one kind. ends: tokens that end an output. marks: the other tokens of its format; special: whether they are
-    special tokens."""
+    """Models of one kind.
+
+    ends: tokens that end an output. marks: the other tokens of its format; special: whether they are special tokens.
+    """
 
     template: str
     ends: tuple[str, ...]
@@ -91,8 +93,10 @@ OSS = Family(
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model says to conversations with one of ``keys``. An answer without an end token was cut off, by a limit or,
-    where there is a message, by an engine that failed."""
+    """What the model says to conversations with one of ``keys``.
+
+    An answer without an end token was cut off: by a limit or, where there is a message, by an engine that failed.
+    """
 
     keys: tuple[str, ...]
     text: str

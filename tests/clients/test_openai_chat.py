@@ -65,7 +65,8 @@ def streamed(client: openai.OpenAI, messages: list[Any], **more: Any) -> tuple[l
 def said(completion: ChatCompletion, index: int = 0) -> dict[str, Any]:
     """What a choice says, without what is minted for each request."""
     choice = completion.choices[index]
-    calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+    made: Any = choice.message.tool_calls or []
+    calls = [(call.function.name, call.function.arguments) for call in made]
     return {
         "reasoning": getattr(choice.message, "reasoning_content", None),
         "content": choice.message.content,
