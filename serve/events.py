@@ -66,8 +66,8 @@ def choice_events(output: CompletionOutput, parser: ChoiceParser | None) -> list
     text = output.text_diff
     if parser is None:
         return [ContentDelta(text)] if text else []
-    if parser.counting:
-        parser.observe_pieces(output.pieces)
+    if parser.counting and (count := len(output.token_ids_diff)):
+        parser.observe_pieces(output.pieces[:count])  # what a flush adds has no id of its own
     events = list(parser.feed(text)) if text else []
     if output.finish_reason is not None:
         events += parser.flush()

@@ -103,6 +103,8 @@ class ChatParser:
     def flush(self) -> Sequence[Event]:
         """What was held, as events; final and idempotent."""
         events = self._through(self._stage.flush()) if self._stage is not None else ()
+        if self._ends and (span := self.reasoning_span) is not None and span[1] is not None:
+            self._ends[-1] = max(self._ends[-1], span[1])  # the rest of a last character belongs to the last token
         return joined([*events, *self._tools.flush()]) if self._tools is not None else events
 
     def _through(self, events: Sequence[Event]) -> Sequence[Event]:
