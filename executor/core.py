@@ -31,7 +31,7 @@ class ExecutorCore:
             Release: self._release,
             Cancel: self._cancel,
             WorkerJoined: lambda m: self.dispatcher.worker_joined(m.worker),
-            WorkerLost: self.dispatcher.worker_lost,
+            WorkerLost: self._worker_lost,
         }
 
     def start(self, wake: Callable[[], None]) -> EngineInfo:
@@ -92,7 +92,12 @@ class ExecutorCore:
 
     def _cancel(self, message: Cancel) -> None:
         for rid, index in message.outputs:
-            self._stop(rid, self.dispatcher.cancel(rid, index))
+            self._stop(rid, self.dispatcher.cancel(rid, index, message.worker))
+
+    def _worker_lost(self, message: WorkerLost) -> None:
+        for rid in self.dispatcher.worker_lost(message):
+            for index in range(self.dispatcher.num_outputs(rid)):
+                self._engine.cancel(rid, index)
 
     def _stop(self, rid: int, indexes: list[int]) -> None:
         for index in indexes:

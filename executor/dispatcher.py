@@ -10,6 +10,7 @@ goes on.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,15 @@ from executor.engines.base import StepRow, TokenLogprob
 from executor.messages import MAX_COUNT, Open, StepRecords, WorkerLost
 from executor.request import GenerationRequest
 
+logger = logging.getLogger("tailrace.executor")
+
 #: Tokens of history in one message. With 20 alternatives each they are 130 MB, and a frame of 256 MB is refused.
 MAX_HISTORY = 1 << 19
+#: Rows in one message, for the same reason: a worker that stands still may have that many waiting.
+MAX_ROWS = MAX_HISTORY // 2
+#: Workers that a request may lose one after the other without a word to its client in between. Then it is taken for what
+#: kills them, and fails.
+MAX_FRUITLESS = 4
 
 
 @dataclass(slots=True)
@@ -38,12 +46,15 @@ class OutputHistory:
 
 @dataclass(slots=True)
 class Route:
-    """One open request. worker: None while no worker is there to take it."""
+    """One open request. worker: None while no worker is there to take it. fruitless: workers lost one after the other
+    since its client got anything; delivered: how much that was."""
 
     request: GenerationRequest
     outputs: list[OutputHistory]
     worker: int | None = None
     epoch: int = 0
+    fruitless: int = 0
+    delivered: Sequence[tuple[int, bool]] = ()
 
 
 @dataclass(slots=True)
@@ -57,7 +68,8 @@ class _Batch:
 class Dispatcher:
     """Routes rows to workers. Requests are spread by how many each worker has open."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_fruitless: int = MAX_FRUITLESS) -> None:
+        self._max_fruitless = max_fruitless
         #: rows that came for a request or output that was closed already
         self.late_rows = 0
         #: requests that were opened again after a worker was lost
@@ -75,6 +87,11 @@ class Dispatcher:
     def open_requests(self) -> int:
         """Requests that were not released yet."""
         return len(self._routes)
+
+    def num_outputs(self, rid: int) -> int:
+        """Outputs of an open request, 0 for others."""
+        route = self._routes.get(rid)
+        return len(route.outputs) if route is not None else 0
 
     def submit(self, request: GenerationRequest) -> None:
         """Take a new request. ValueError if its rid is open already."""
@@ -105,10 +122,11 @@ class Dispatcher:
         self.record([StepRow(rid, i, (), reason, False, message) for i in indexes])
         return indexes
 
-    def cancel(self, rid: int, index: int) -> list[int]:
-        """A worker ended an output (-1: all of them): close it; returns the indexes that the engine has to stop."""
+    def cancel(self, rid: int, index: int, worker: int | None = None) -> list[int]:
+        """An output (-1: all of them) has ended on ``worker``: close it; returns the indexes that the engine has to stop.
+        A worker that does not have the request any more is not heard."""
         route = self._routes.get(rid)
-        if route is None or index >= len(route.outputs):
+        if route is None or index >= len(route.outputs) or worker not in (None, route.worker):
             return []
         indexes = range(len(route.outputs)) if index < 0 else [index]
         open_ones = [i for i in indexes if not route.outputs[i].closed]
@@ -133,14 +151,25 @@ class Dispatcher:
         for rid, delivered in parked.items():
             self._place(rid, delivered)
 
-    def worker_lost(self, lost: WorkerLost) -> None:
-        """A worker is gone: open its requests elsewhere, from what their clients have."""
+    def worker_lost(self, lost: WorkerLost) -> list[int]:
+        """A worker is gone: open its requests elsewhere, from what their clients have. Returns requests that fail now
+        because they seem to kill every worker: the engine has to stop them."""
+        condemned = []
         self._batches.pop(lost.worker, None)
         for rid in sorted(self._load.pop(lost.worker, ())):
             route = self._routes[rid]
             route.epoch += 1
             self.resumed += 1
-            self._place(rid, lost.delivered.get(rid, ()))
+            delivered = lost.delivered.get(rid, ())
+            route.fruitless = route.fruitless + 1 if delivered == route.delivered else 1
+            route.delivered = delivered
+            if route.fruitless >= self._max_fruitless:
+                logger.error("request %d has cost %d workers in a row and fails", rid, route.fruitless)
+                route.outputs = [_failed(rid, index) for index in range(len(route.outputs))]
+                condemned.append(rid)
+                delivered = ()
+            self._place(rid, delivered)
+        return condemned
 
     def take(self, stamp: int, busy: Container[int] = ()) -> list[tuple[int, StepRecords]]:
         """What each worker gets now. A busy worker gets nothing: its rows wait here and go in one message later, so the
@@ -148,7 +177,8 @@ class Dispatcher:
         messages = []
         for worker, batch in self._batches.items():
             if (batch.rows or batch.opens) and worker not in busy:
-                rest = _cut_history(batch) if batch.history > MAX_HISTORY else _Batch()
+                large = batch.history > MAX_HISTORY or len(batch.rows) > MAX_ROWS
+                rest = _cut_history(batch) if large else _Batch()
                 messages.append((worker, StepRecords.build(batch.rows, batch.opens, stamp)))
                 self._batches[worker] = rest
         return messages
@@ -209,6 +239,11 @@ class Dispatcher:
         for index in sorted(range(len(route.outputs)), key=lambda index: index not in ended):
             batch.rows += _history_rows(rid, index, route.outputs[index])
             batch.history += len(route.outputs[index].tokens)
+
+
+def _failed(rid: int, index: int) -> OutputHistory:
+    """An output without a history: its worker is told of the failure and folds nothing that might kill it too."""
+    return OutputHistory(closed=True, last=StepRow(rid, index, (), "error", False, "its post-processing failed repeatedly"))
 
 
 def _cut_history(batch: _Batch) -> _Batch:

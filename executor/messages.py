@@ -41,8 +41,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A worker ended outputs by itself (stop string, hook, failure): (rid, index) pairs, index -1 for all outputs."""
+    """A worker ended outputs by itself (stop string, hook, failure): (rid, index) pairs, index -1 for all outputs. It
+    counts only while the request is that worker's: a dead one's last word must not end what its successor folds."""
 
+    worker: int
     outputs: Sequence[tuple[int, int]]
 
 

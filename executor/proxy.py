@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from executor.channel import bind_pull, connect_push, drain
+from executor.channel import bind_pull, connect_push, drain, try_send
 from executor.messages import (
     FAILED,
     OUTPUT_END,
@@ -42,7 +42,7 @@ class Sink(Protocol):
     """Who waits for a request's bytes. Called on the event loop; must not block."""
 
     def feed(self, payload: bytes, flags: int) -> None:
-        """More bytes; ``flags`` as in ``executor.wire``. Nothing follows REQUEST_END."""
+        """More bytes; ``flags`` as in ``executor.messages``. Nothing follows REQUEST_END."""
 
     def fail(self, message: str) -> None:
         """The request cannot go on (the executor is gone); nothing follows."""
@@ -97,6 +97,8 @@ class GenerationExecutor:
         #: emission rows for requests that are gone or under a newer epoch
         self.late_rows = 0
         self.refused_frames = 0
+        #: messages that the executor's full queue refused
+        self.dropped_messages = 0
         #: the executor's last report, and each worker's
         self.status: dict[str, Any] = {}
         self.worker_stats: dict[int, dict[str, Any]] = {}
@@ -112,11 +114,11 @@ class GenerationExecutor:
         self._idle.set()
 
     def connect(self, executor_address: str, own_address: str) -> None:
-        """Open the sockets, on the running event loop."""
+        """Open the sockets, on the running event loop. AddressError or zmq.ZMQError where an address cannot be used."""
         self._context = zmq.Context()
         self._inbound = bind_pull(self._context, own_address)
         outbound = connect_push(self._context, executor_address)
-        self._send = lambda message: outbound.send(encode(message), zmq.NOBLOCK)
+        self._send = lambda message: self._push(outbound, message)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbound.fileno(), self._on_readable)
         loop.call_soon(self._on_readable)
@@ -149,7 +151,8 @@ class GenerationExecutor:
         return next(self._rids)
 
     def open(self, request: GenerationRequest, sink: Sink) -> None:
-        """Submit a request whose bytes go to ``sink``."""
+        """Submit a request whose bytes go to ``sink``. ResultError when the executor takes none; RuntimeError before
+        ``connect``."""
         self._pending[request.rid] = _Pending(sink, delivered=[(0, False)] * request.num_outputs)
         sent = False
         try:
@@ -255,6 +258,16 @@ class GenerationExecutor:
                 pending.sink.feed(payload, flags)
             if flags & REQUEST_END:
                 self._finished(rid)
+
+    def _push(self, outbound: zmq.Socket[bytes], message: Message) -> None:
+        """Send without waiting. Behind a full queue (100,000 messages: the executor hangs) a new request is refused;
+        what ends one is only counted, since the caller has other requests to see to."""
+        if try_send(outbound, encode(message)):
+            return
+        self.dropped_messages += 1
+        logger.error("the executor's queue is full: dropped a message of kind %s", type(message).__name__)
+        if isinstance(message, GenerationRequest):
+            raise ResultError("the executor does not take requests")
 
     def _finished(self, rid: int) -> None:
         del self._pending[rid]

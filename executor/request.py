@@ -7,6 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+#: A temperature below this is greedy: dividing float32 logits by less overflows, and the outcome would be the most
+#: likely token anyway.
+GREEDY_BELOW = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

@@ -53,9 +53,10 @@ class InProcessLink:
             return
         output = self._shell.handle(frames)
         if output.cancels:
-            self._proxy.send(Cancel(output.cancels))
-        for emissions in output.emissions.values():
+            self._proxy.send(Cancel(self._shell.worker_id, output.cancels))
+        for emissions in (*output.emissions.values(), *(more for _, more in output.overflow)):
             self._proxy.receive(emissions)
+        self._shell.write(output.recordings)
         # Edge-triggered, as in GenerationExecutor: come back until the socket is empty.
         asyncio.get_running_loop().call_soon(self._on_readable)
 

@@ -2,8 +2,8 @@
 
 What happens when a worker dies: its watcher tells ``on_lost`` (the front end says from where its requests go on, the
 executor opens them on the other workers: ``executor/dispatcher.py``), then starts another one under a new id. A worker
-that dies soon after its start is replaced after a growing pause; one that cannot start several times in a row is given
-up, and ``on_hopeless`` says so: a server whose workers cannot start must end rather than respawn for ever.
+that dies soon after its start is replaced after a growing pause. When one cannot start several times in a row and no
+other one lives, ``on_hopeless`` says so: a server whose workers cannot start must end rather than respawn for ever.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class WorkerPool:
         on_hopeless: Callable[[str], None],
     ) -> None:
         self.size = size
+        #: attempts to start a worker again, failed ones included: a crash loop shows in their number
         self.restarts = 0
         self._config = config
         self._address = address
@@ -110,15 +111,17 @@ class WorkerPool:
             worker = replacement
 
     async def _replace(self, pause: float) -> int | None:
-        """A new worker, or None if it cannot be had."""
-        reason = ""
-        for attempt in range(MAX_FAILED_STARTS):
+        """A new worker; None once it cannot be had and no other one is left to do the work."""
+        attempt = 0
+        while True:
             await asyncio.sleep(pause)
+            attempt += 1
             self.restarts += 1
             try:
                 return await self._spawn()
             except ChildError as error:
-                logger.error("attempt %d: %s", attempt + 1, error)
-                pause, reason = min(max(2 * pause, 0.1), MAX_PAUSE), str(error)
-        self._on_hopeless(reason)
-        return None
+                logger.error("attempt %d: %s", attempt, error)
+                pause = min(max(2 * pause, 0.1), MAX_PAUSE)
+                if attempt >= MAX_FAILED_STARTS and not self._children:
+                    self._on_hopeless(str(error))
+                    return None

@@ -53,12 +53,13 @@ class WorkerProcess:
     def _send(self, output: WorkerOutput) -> None:
         # The cancel first: the engine is still spending steps on those outputs.
         if output.cancels:
-            self._executor.send(encode(Cancel(output.cancels)))
-        for frontend, emissions in output.emissions.items():
+            self._executor.send(encode(Cancel(self._shell.worker_id, output.cancels)))
+        for frontend, emissions in (*output.emissions.items(), *output.overflow):
             if frontend < len(self._frontends):
                 self._frontends[frontend].send(encode(emissions))
             else:
                 logger.error("dropped %d rows for front end %d, which there is not", len(emissions.rids), frontend)
+        self._shell.write(output.recordings)
 
 
 def main(child: Child) -> None:

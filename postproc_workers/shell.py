@@ -56,14 +56,18 @@ class WorkerShell:
         begin = time.monotonic()
         steps = [step for frame in frames if (step := self._decode(frame)) is not None]
         output = self._worker.receive(steps)
-        for recording in output.recordings:
-            self._write(recording)
         if steps:
             # The oldest step has waited longest: its age tells whether this worker keeps up.
             self._queue_age = max(0.0, begin - steps[0].stamp / 1e9) if steps[0].stamp else 0.0
             self._batch_rows = sum(len(step.rids) for step in steps)
         self._busy_seconds += time.monotonic() - begin
         return output
+
+    def write(self, recordings: Sequence[dict[str, Any]]) -> None:
+        """Write finished recordings. Call it once the batch's bytes are on their way: a slow disk must not hold them
+        up."""
+        for recording in recordings:
+            self._write(recording)
 
     def report(self) -> Emissions | None:
         """The counters, when it is time for them."""

@@ -35,7 +35,7 @@ def default_record_creator(
 class Stream:
     """One open request in a worker.
 
-    flags: what the last row ended, as the emission flags of ``executor.wire``; the worker clears it.
+    flags: what the last row ended, as the emission flags of ``executor.messages``; the worker clears it.
     cancels: outputs that ended here before the engine ended them; the worker passes them on and clears the list.
     late_tokens: tokens that came for an output that had already ended.
     """

@@ -21,19 +21,24 @@ from postproc_workers.vocabulary import TokenError, Vocabulary
 
 logger = logging.getLogger("tailrace.worker")
 
+#: Bytes of one message's payload at most: well below the frame that a socket refuses (``executor.wire.MAX_FRAME``).
+MAX_PAYLOAD = 128 << 20
+
 
 class WorkerOutput:
     """What one call of ``receive`` made.
 
-    emissions: one message per front end that has something to get. cancels: (rid, index) the executor has to be told
+    emissions: one message per front end that has something to get. overflow: further ones, (front end, message), where
+    one would be larger than a frame may be. cancels: (rid, index) the executor has to be told
     of.
     recordings: finished requests whose spec asked to be recorded.
     """
 
-    __slots__ = ("emissions", "cancels", "recordings")
+    __slots__ = ("emissions", "overflow", "cancels", "recordings")
 
     def __init__(self) -> None:
         self.emissions: dict[int, Emissions] = {}
+        self.overflow: list[tuple[int, Emissions]] = []
         self.cancels: list[tuple[int, int]] = []
         self.recordings: list[dict[str, Any]] = []
 
@@ -104,10 +109,26 @@ class PostprocWorker:
             stats.tokens += len(step.tokens)
         for frontend, rows in self._outbox.items():
             if rows:
-                output.emissions[frontend] = Emissions.build(self._worker, rows)
+                message = Emissions.build(self._worker, rows)
+                if len(message.payload) > MAX_PAYLOAD:
+                    message, *more = self._split(rows)
+                    output.overflow += [(frontend, part) for part in more]
+                output.emissions[frontend] = message
                 stats.chunks += len(rows)
                 rows.clear()
         return output
+
+    def _split(self, rows: Sequence[EmissionRow]) -> list[Emissions]:
+        """Messages of no more than ``MAX_PAYLOAD`` bytes, or of one row that is larger than that alone."""
+        parts: list[list[EmissionRow]] = [[]]
+        size = 0
+        for row in rows:
+            if parts[-1] and size + len(row[5]) > MAX_PAYLOAD:
+                parts.append([])
+                size = 0
+            parts[-1].append(row)
+            size += len(row[5])
+        return [Emissions.build(self._worker, part) for part in parts]
 
     def _run(self, rows: Iterable[Row], output: WorkerOutput) -> None:
         """All rows in order.
@@ -143,6 +164,8 @@ class PostprocWorker:
                 payload = stream.step(index, tokens, finish, logprobs)
             except Exception as error:  # a broad one: a request fails alone, whatever its stages raise
                 payload = self._fail(stream, error)
+            if len(payload) > MAX_PAYLOAD:
+                payload = self._refuse_size(stream, len(payload))
             if payload or stream.flags & REQUEST_END:  # an end is told also where it adds nothing
                 updated = stream.record.updated  # a refused row may have named an output that does not exist
                 sent = len(updated.token_ids)
@@ -156,6 +179,11 @@ class PostprocWorker:
             return stream.fail(str(error))
         logger.exception("request %d failed in post-processing", stream.rid)
         return stream.fail(f"post-processing failed: {type(error).__name__}")
+
+    def _refuse_size(self, stream: Stream, size: int) -> bytes:
+        """A response that no frame can carry: the receiving socket would drop it, and its client wait for ever."""
+        logger.error("request %d made %d bytes at once and fails", stream.rid, size)
+        return stream.fail(f"the response is larger than {MAX_PAYLOAD} bytes")
 
     def _settle(self, stream: Stream, output: WorkerOutput) -> None:
         """Take over what a stream reported besides its bytes, and let it go when it is complete."""

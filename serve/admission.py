@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from executor.request import GenerationRequest, SamplingParams
+from executor.request import GREEDY_BELOW, GenerationRequest, SamplingParams
 from postproc_workers.spec import MAX_OUTPUTS, StreamSpec
 from serve.errors import BadRequestError, ContextLengthError, NotFoundError
 from serve.harmony_adapter import harmony_spec
@@ -26,10 +26,9 @@ from serve.parsers import visible_markers
 AnyRequest = ChatCompletionRequest | CompletionRequest
 
 PROMPT_TAIL = 256  #: characters of a rendered prompt that a post-processor sees
-GREEDY_BELOW = 1e-5  #: dividing logits by less than this overflows; the outcome would be the most likely token anyway
 
-#: fields that a model's generation_config.json may preset
-_PRESET = ("temperature", "top_p", "top_k", "repetition_penalty")
+#: SamplingParams fields that a model's generation_config.json may preset for requests that say nothing
+PRESETS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 #: fields that tell who asked; a recording without prompts leaves them out too
 _PERSONAL = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 #: the run of tags and white space that ends a prompt, e.g. ``<think>\n``
@@ -49,7 +48,7 @@ class ServerFacts:
     supported: SamplingParams fields that the engine honours.
     eos_token_ids: ids that end an output unless ``ignore_eos``.
     tool_parser, reasoning_parser: names the server was started with, or None.
-    default_sampling: the model's own temperature, top_p, top_k and repetition_penalty, for requests that give none.
+    default_sampling: the model's own values for fields of PRESETS, for requests that give none.
     max_n: choices per prompt at most.
     record, record_prompts: whether streams are recorded, and whether with their prompts.
     reasoning_alias: reasoning is sent under the key ``reasoning`` too.
@@ -200,15 +199,14 @@ def _presets(facts: ServerFacts, minted: Minted) -> dict[str, Any]:
     """What holds where the client gives nothing. A model's preset that the engine does not honour is not the client's
     fault: it is left out."""
     presets = _normal(facts.default_sampling) | {"seed": minted.seed}
-    names = facts.supported.intersection((*_PRESET, "seed"))
+    names = facts.supported.intersection((*PRESETS, "seed"))
     return {name: value for name, value in presets.items() if name in names and value is not None}
 
 
 def _asked(request: AnyRequest) -> dict[str, Any]:
     """What the client itself asks for, by SamplingParams field; where a model may have presets, only what is given."""
-    given = {name: getattr(request, name) for name in (*_PRESET, "seed")}
+    given = {name: getattr(request, name) for name in (*PRESETS, "seed")}
     return {name: value for name, value in _normal(given).items() if value is not None} | {
-        "min_p": request.min_p,
         "stop_token_ids": tuple(request.stop_token_ids),
         "ignore_eos": request.ignore_eos,
         "min_tokens": request.min_tokens,

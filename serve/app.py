@@ -5,9 +5,7 @@ back are written as they are: nothing in this process looks into them.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -22,9 +20,13 @@ from serve.http import (
     JSON,
     ClientGone,
     Header,
+    json_body,
+    note_arrival,
     request_id,
     send_body,
     send_error,
+    send_json,
+    since_arrival,
 )
 from serve.metrics import CONTENT_TYPE, ServerMetrics
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -76,20 +78,26 @@ class App:
         """One HTTP request, from the first header to the last byte."""
         if scope["type"] != "http":
             return
-        begin, label = time.monotonic(), request_id(scope)
+        note_arrival(scope)
+        label = request_id(scope)
         headers = [(b"x-request-id", label)]
+        status = 500  # what the server makes of an exception that is none of ours, and it must be counted too
         try:
             status = await self._dispatch(scope, receive, send, headers)
         except ApiError as error:
-            await send_error(send, error, headers)
             status = error.status
+            await send_error(send, error, headers)
         except ClientGone:
             status = 499
+        finally:
+            self._count(scope, status)
+            logger.debug("%s %s %s: %d", label.decode("latin-1"), scope["method"], scope["path"], status)
+
+    def _count(self, scope: Scope, status: int) -> None:
         if status == 499:
             self.metrics.disconnects.inc()
         self.metrics.requests.labels(self._label(scope["path"]), str(status)).inc()
-        self.metrics.duration.observe(time.monotonic() - begin)
-        logger.debug("%s %s %s: %d", label.decode("latin-1"), scope["method"], scope["path"], status)
+        self.metrics.duration.observe(since_arrival(scope))
 
     def _label(self, path: str) -> str:
         """The route of a path: a label per path would let clients grow the registry."""
@@ -121,7 +129,7 @@ class App:
         prompt, ids = await self._prompts.chat(request)
         minted = self._gateway.mint("chatcmpl-")
         admitted = admit_chat(request, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=minted)
-        return await self._gateway.answer(admitted, request.stream, receive, send, headers)
+        return await self._gateway.answer(admitted, request.stream, scope, receive, send, headers)
 
     async def _completions(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
         self._gateway.check_ready()
@@ -131,7 +139,7 @@ class App:
         texts = await self._prompts.echoes(request.prompt) if request.echo else [""] * len(prompts)
         minted = self._gateway.mint("cmpl-")
         admitted = admit_completion(request, prompts=prompts, prompt_texts=texts, facts=self._facts, minted=minted)
-        return await self._gateway.answer(admitted, request.stream, receive, send, headers)
+        return await self._gateway.answer(admitted, request.stream, scope, receive, send, headers)
 
     # -------------------------------------------------------------------------------- around it
 
@@ -143,8 +151,8 @@ class App:
         else:
             ids = (await self._prompts.texts([request.prompt or ""], request.special_tokens))[0]
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": self._facts.max_model_len, "tokens": ids}
-        answer["token_strs"] = [await self._prompts.decode([i]) for i in ids] if request.return_token_strs else None
-        return await _send_json(send, answer, headers)
+        answer["token_strs"] = await self._prompts.strings(ids) if request.return_token_strs else None
+        return await self._send_large(send, answer, headers)
 
     async def _detokenize(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
         request = await self._gateway.parsed(DetokenizeRequest, scope, receive)
@@ -153,14 +161,19 @@ class App:
         if request.tokens and max(request.tokens) > last:
             message = f"tokens holds token id {max(request.tokens)}; the model's ids are 0 to {last}."
             raise BadRequestError(message, param="tokens", code="invalid_value")
-        return await _send_json(send, {"prompt": await self._prompts.decode(request.tokens)}, headers)
+        return await self._send_large(send, {"prompt": await self._prompts.decode(request.tokens)}, headers)
+
+    async def _send_large(self, send: Send, answer: dict[str, Any], headers: list[Header]) -> int:
+        """An answer as long as a client's prompt: made in a thread, as the prompt was."""
+        await send_body(send, 200, await self._prompts.parse(lambda: json_body(answer)), [JSON, *headers])
+        return 200
 
     async def _models(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
-        return await _send_json(send, {"object": "list", "data": [self._model_card()]}, headers)
+        return await send_json(send, {"object": "list", "data": [self._model_card()]}, headers)
 
     async def _model(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
         check_model(scope["path"].removeprefix("/v1/models/"), self._facts)
-        return await _send_json(send, self._model_card(), headers)
+        return await send_json(send, self._model_card(), headers)
 
     def _model_card(self) -> dict[str, Any]:
         card = {"id": self._facts.model, "object": "model", "created": int(self._state.started), "owned_by": "tailrace"}
@@ -175,19 +188,14 @@ class App:
         answer = {"status": reason or "ok", "workers": len(workers), "open_requests": self._proxy.open_requests}
         if self._pool is not None:
             answer["worker_restarts"] = self._pool.restarts
-        return await _send_json(send, answer, headers, 200 if reason is None else 503)
+        return await send_json(send, answer, headers, 200 if reason is None else 503)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
-        return await _send_json(send, {"status": "live"}, headers)
+        return await send_json(send, {"status": "live"}, headers)
 
     async def _version(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
-        return await _send_json(send, {"version": importlib.metadata.version("tailrace")}, headers)
+        return await send_json(send, {"version": importlib.metadata.version("tailrace")}, headers)
 
     async def _metrics_text(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
         await send_body(send, 200, self.metrics.render(), [(b"content-type", CONTENT_TYPE.encode()), *headers])
         return 200
-
-
-async def _send_json(send: Send, value: Any, headers: list[Header], status: int = 200) -> int:
-    await send_body(send, status, json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"), [JSON, *headers])
-    return status

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from executor.result import CompletionOutput
 
@@ -81,6 +81,11 @@ class ToolCall:
     id: str
     name: str
     arguments: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The call as a chat message has it, in plain data (OpenAI's API reference)."""
+        function = {"name": self.name, "arguments": "".join(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(slots=True)

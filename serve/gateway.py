@@ -16,7 +16,7 @@ from executor.request import GenerationRequest
 from serve.admission import Minted
 from serve.body import parse
 from serve.errors import OverloadedError
-from serve.http import Header, check_json, read_body, send_stream, watched
+from serve.http import Header, check_json, read_body, send_stream, since_arrival, watched
 from serve.prompts import Prompts
 from serve.streams import ClientStream
 
@@ -70,23 +70,23 @@ class Gateway:
         self,
         request: GenerationRequest,
         streams: bool,
+        scope: Scope,
         receive: Receive,
         send: Send,
         headers: list[Header],
         stream: ClientStream | None = None,
     ) -> int:
         """Submit, write what comes, and abort if the client leaves; returns the status. stream: where bytes gather."""
-        begin = time.monotonic()
         waiting = ClientStream() if stream is None else stream
         self.check_ready()  # again: the shutdown may have begun while the prompt was being tokenized
         self._proxy.open(request, waiting)
         try:
-            writer = send_stream(send, waiting, headers, lambda: self._first(begin, streams))
+            writer = send_stream(send, waiting, headers, lambda: self._first(scope, streams))
             return int(await watched(receive, waiting, writer))
         finally:
             if not waiting.ended:  # the client left, or writing to it failed
                 self._proxy.discard(request.rid)
 
-    def _first(self, begin: float, streams: bool) -> None:
+    def _first(self, scope: Scope, streams: bool) -> None:
         if streams:
-            self._observe(time.monotonic() - begin)
+            self._observe(since_arrival(scope))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+import orjson
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -48,6 +51,16 @@ class ClientGone(Exception):
     """The client left before its request had been read."""
 
 
+def note_arrival(scope: Scope) -> None:
+    """Note in the scope that its request is here; its body, prompt and tokens are yet to come."""
+    scope.setdefault("state", {})["arrived"] = time.monotonic()
+
+
+def since_arrival(scope: Scope) -> float:
+    """Seconds since ``note_arrival``."""
+    return float(time.monotonic() - scope["state"]["arrived"])
+
+
 def request_id(scope: Scope) -> bytes:
     """The client's ``X-Request-Id``, else a new one. It labels a response and is never our key."""
     for name, value in scope["headers"]:
@@ -82,6 +95,20 @@ async def send_body(send: Send, status: int, body: bytes, headers: Iterable[Head
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
+
+
+def json_body(value: Any) -> bytes:
+    """A value as JSON. Text that is not valid Unicode, such as half a pair from a model, gets question marks."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
+async def send_json(send: Send, value: Any, headers: Iterable[Header], status: int = 200) -> int:
+    """A whole response from a small value; returns the status. Large ones are made in a thread, by ``json_body``."""
+    await send_body(send, status, json_body(value), [JSON, *headers])
+    return status
 
 
 async def send_error(send: Send, error: ApiError, headers: Iterable[Header] = ()) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 
 import uvicorn
 import uvloop
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from executor.child import ChildError, ChildProcess
 from executor.engines.base import EngineInfo
@@ -41,13 +41,14 @@ from executor.request import PostprocWorkerConfig
 from postproc_workers.hook import load_hook
 from postproc_workers.link import InProcessLink
 from postproc_workers.pool import WorkerPool
-from serve.admission import ServerFacts
+from serve.admission import PRESETS, ServerFacts
 from serve.app import App
 from serve.config import Config
 from serve.gateway import ServerState
 from serve.http import HttpProtocol
 from serve.parsers import check_names, detect
 from serve.prompts import Prompts
+from serve.tokenizer_loading import load_tokenizer, worker_tokenizer
 
 logger = logging.getLogger("tailrace.serve")
 
@@ -58,9 +59,6 @@ _MAX_RUN_DIR = 90
 
 #: The embedded model's own card recommends these; at the API's defaults (1, 1) so small a model soon loses the thread.
 _EMBEDDED_PRESETS = {"temperature": 0.2, "top_p": 0.9}
-
-#: What a generation_config.json may preset for requests that say nothing.
-_PRESETS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class StartError(RuntimeError):
@@ -76,7 +74,7 @@ def serve(config: Config) -> int:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # our banner says the same, and who listens where
     try:
         # What needs no model is looked at before one is loaded.
-        load_hook(config.post_processor_hook)
+        _check_hook(config.post_processor_hook)
         check_names(*(None if name == "auto" else name for name in (config.reasoning_parser, config.tool_parser)))
         listener = _listen(config)
         files = _model_files(config)
@@ -90,6 +88,14 @@ def serve(config: Config) -> int:
 
 async def _run(config: Config, files: ModelFiles | None, listener: socket.socket) -> int:
     return await Launcher(config, files, listener).run()
+
+
+def _check_hook(name: str | None) -> None:
+    """Refuse a hook that cannot be imported. What else its module raises keeps its traceback: that shows the line."""
+    try:
+        load_hook(name)
+    except (ImportError, SyntaxError) as error:
+        raise StartError(f"post_processor_hook: {name} cannot be imported: {error}") from error
 
 
 def _say(text: str) -> None:
@@ -116,40 +122,6 @@ def _model_files(config: Config) -> ModelFiles | None:
     return resolve_model(config.model, progress=_say)
 
 
-def load_tokenizer(source: Path) -> PreTrainedTokenizerBase:
-    """A tokenizer from a directory in Hugging Face layout or from a tokenizer.json."""
-    with _LoadingErrors(source):
-        if source.is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(source))
-        return AutoTokenizer.from_pretrained(str(source))
-
-
-class _LoadingErrors:
-    """What loading a tokenizer may raise, as a StartError. The tokenizers library raises Exception itself for a
-    malformed file, so the class has to be looked at: an except clause for it would catch everything else too."""
-
-    def __init__(self, source: Path) -> None:
-        self._source = source
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is Exception or isinstance(error, (OSError, ValueError, KeyError, TypeError)):
-            raise StartError(f"no tokenizer can be loaded from {self._source}: {error}") from error
-
-
-def worker_tokenizer(tokenizer: PreTrainedTokenizerBase, source: Path, directory: Path) -> str:
-    """What workers load, so that they need not import transformers: the very tokenizer that is used here, saved into
-    ``directory``. Some classes of transformers build another one than the tokenizer.json beside the model says."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or tokenizer.clean_up_tokenization_spaces:  # the file would not say that it cleans up
-        return str(source)
-    file = directory / "tokenizer.json"
-    backend.save(str(file))
-    return str(file)
-
-
 def _run_directory() -> Path:
     """A new directory for our sockets, which are ours alone: its mode is 0700."""
     directory = tempfile.mkdtemp(prefix="tailrace-")
@@ -171,6 +143,8 @@ class Launcher:
         self._pool: WorkerPool | None = None
         self._link: InProcessLink | None = None
         self._executor: ChildProcess | None = None
+        self._prompts: Prompts | None = None
+        self._http: _HttpServer | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -194,17 +168,31 @@ class Launcher:
     async def _start(self) -> None:
         begin = time.monotonic()
         self._proxy.connect(self._address("executor"), self._address("frontend-0"))
-        loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, self._tokenizer_source))
-        info = await self._start_executor(loading)
-        tokenizer = await loading
+        tokenizer, info = await self._load()
         await self._start_workers(info, worker_tokenizer(tokenizer, self._tokenizer_source, self._run_dir))
-        prompts = Prompts(tokenizer)
-        facts = self._facts(info, prompts)
-        app = App(self._proxy, prompts, facts, self._state, self._pool, self._config.max_body_bytes)
+        self._prompts = Prompts(tokenizer)
+        facts = self._facts(info, self._prompts)
+        app = App(self._proxy, self._prompts, facts, self._state, self._pool, self._config.max_body_bytes)
         await self._start_http(app)
         self._banner(info, facts, time.monotonic() - begin)
 
-    async def _start_executor(self, tokenizer: asyncio.Task[PreTrainedTokenizerBase]) -> EngineInfo:
+    async def _load(self) -> tuple[PreTrainedTokenizerBase, EngineInfo]:
+        """Tokenizer and executor, at the same time. The first failure ends the start: a broken tokenizer need not wait
+        for a model that may take minutes, and the other one is ended too."""
+        loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, self._tokenizer_source))
+        tasks: list[asyncio.Task[Any]] = [loading]
+        try:
+            self._executor = executor = await self._spawn_executor(loading)
+            ready = asyncio.create_task(executor.ready())
+            tasks.append(ready)
+            tokenizer, said = await asyncio.gather(loading, ready)
+        finally:
+            await _end_tasks(tasks)
+        self._tasks.append(asyncio.create_task(self._watch_executor(executor)))
+        lists = {name: tuple(said[name]) for name in ("supported", "eos_token_ids")}
+        return tokenizer, EngineInfo(**said | lists)
+
+    async def _spawn_executor(self, tokenizer: asyncio.Task[PreTrainedTokenizerBase]) -> ChildProcess:
         _say(f"starting the {self._config.engine} engine ...")
         model_dir = str(self._files.directory) if self._files else None
         config = {
@@ -214,12 +202,7 @@ class Launcher:
             "engine_args": self._config.engine_args(model_dir) | await self._replay_args(tokenizer),
             "log_level": self._config.log_level,
         }
-        self._executor = await ChildProcess.spawn("executor", "executor.process", config)
-        ready = await self._executor.ready()
-        self._tasks.append(asyncio.create_task(self._watch_executor(self._executor)))
-        return EngineInfo(
-            **{**ready, "supported": tuple(ready["supported"]), "eos_token_ids": tuple(ready["eos_token_ids"])}
-        )
+        return await ChildProcess.spawn("executor", "executor.process", config)
 
     async def _replay_args(self, tokenizer: asyncio.Task[PreTrainedTokenizerBase]) -> dict[str, Any]:
         """A replay engine without a vocabulary of its own takes the tokenizer's, and leaves its special tokens out."""
@@ -261,10 +244,10 @@ class Launcher:
             app, log_config=None, lifespan="off", access_log=False, http=HttpProtocol, ws="none",
             server_header=False, timeout_graceful_shutdown=1,
         )  # fmt: skip
-        self._http = _HttpServer(config)
-        task = asyncio.create_task(self._http.serve([self._listener]))
+        self._http = http = _HttpServer(config)
+        task = asyncio.create_task(http.serve([self._listener]))
         self._tasks.append(task)
-        while not self._http.started:
+        while not http.started:
             if task.done():
                 raise StartError(f"HTTP did not start: {task.exception()}")
             await asyncio.sleep(0.01)
@@ -298,7 +281,7 @@ class Launcher:
         if path is None or not path.exists():
             return {}
         presets = json.loads(path.read_text(encoding="utf-8"))
-        return {name: presets[name] for name in _PRESETS if presets.get(name) is not None}
+        return {name: presets[name] for name in PRESETS if presets.get(name) is not None}
 
     def _tokenizer_file(self) -> Path:
         """The tokenizer.json that a recording names, if there is one."""
@@ -409,23 +392,29 @@ class Launcher:
 
     async def _shut_down(self) -> None:
         self._stop.set()  # also after a failed start: an executor that ends from here on does so because we say so
-        http = getattr(self, "_http", None)
-        if http is not None:
-            http.should_exit = True
+        if self._http is not None:
+            self._http.should_exit = True
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(http.ended.wait(), 3.0)
+                await asyncio.wait_for(self._http.ended.wait(), 3.0)
+        if self._prompts is not None:
+            self._prompts.close()
         if self._pool is not None:
             await self._pool.stop(2.0)
         if self._link is not None:
             self._link.close()
         if self._executor is not None:
             await self._executor.stop(5.0)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _end_tasks(self._tasks)
         self._proxy.close()
         self._listener.close()
         shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+async def _end_tasks(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs, and take what was raised: nobody else will look."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _HttpServer(uvicorn.Server):

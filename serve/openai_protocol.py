@@ -276,7 +276,7 @@ class _Generation(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0

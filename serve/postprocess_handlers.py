@@ -219,10 +219,7 @@ def chat_unary_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
 def _chat_choice(args: ChatPostprocArgs, output: CompletionOutput) -> dict[str, Any]:
     choice = args.by_choice[output.index]
     folded, content = choice.folded, "".join(choice.folded.content)
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(call.arguments)}}
-        for call in folded.tool_calls
-    ]
+    calls = [call.as_json() for call in folded.tool_calls]
     message: dict[str, Any] = {"role": args.role, "content": content if content or not calls else None}
     if folded.reasoning:
         message |= dict.fromkeys(args.reasoning_keys, "".join(folded.reasoning))

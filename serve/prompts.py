@@ -34,6 +34,10 @@ class Prompts:
         self._tokenizer = tokenizer
         # A fast tokenizer's backend encodes without the GIL and keeps no state between calls; others take turns.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            # What a tokenizer.json may preset for training or embedding; transformers turns both off where it encodes.
+            self._backend.no_truncation()
+            self._backend.no_padding()
         self._turn = Lock()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prompts")
 
@@ -65,6 +69,10 @@ class Prompts:
     async def decode(self, token_ids: list[int]) -> str:
         """The text of ids, special tokens included."""
         return await self._run(lambda: self._decode(token_ids))
+
+    async def strings(self, token_ids: list[int]) -> list[str]:
+        """The text of each id on its own."""
+        return await self._run(lambda: self._strings(token_ids))
 
     async def echoes(self, prompts: list[str] | list[list[int]]) -> list[str]:
         """The prompts as text, for ``echo``."""
@@ -108,6 +116,10 @@ class Prompts:
             return list(self._backend.encode(text, add_special_tokens=special).ids)
         with self._turn:
             return list(self._tokenizer.encode(text, add_special_tokens=special))
+
+    def _strings(self, token_ids: list[int]) -> list[str]:
+        texts = {token_id: self._decode([token_id]) for token_id in set(token_ids)}
+        return [texts[token_id] for token_id in token_ids]
 
     def _decode(self, token_ids: list[int]) -> str:
         with self._turn:

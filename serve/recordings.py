@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from postproc_workers.spec import StreamSpec
 from serve.admission import Minted, ServerFacts, chat_spec, completion_spec
-from serve.body import parse
+from serve.body import parse_object
 from serve.errors import ApiError, BadRequestError
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
 from serve.parsers import check_names
 from serve.responses_admission import ENDPOINT as RESPONSES
 from serve.responses_admission import response_spec
-from serve.responses_protocol import ResponsesRequest, chat_request
+from serve.responses_messages import chat_request
+from serve.responses_protocol import ResponsesRequest
 
 
 def admit_recording(recording: Mapping[str, Any], stream: bool) -> StreamSpec | bytes:
@@ -27,28 +27,30 @@ def admit_recording(recording: Mapping[str, Any], stream: bool) -> StreamSpec | 
 
 
 def _spec(recording: Mapping[str, Any], stream: bool) -> StreamSpec:
-    body = json.dumps(recording.get("request")).encode()
+    body = recording.get("request")
     endpoint, prompt, tokens = (
         recording.get("endpoint"),
         recording.get("prompt") or "",
         recording.get("prompt_tokens", 0),
     )
+    if not isinstance(body, dict):
+        raise BadRequestError("request must be an object.", param="request", code="invalid_value")
     facts, minted = _facts(recording), _minted(recording)
     try:
         check_names(facts.reasoning_parser, facts.tool_parser)
     except ValueError as error:
         raise BadRequestError(str(error), param="server") from error
     if endpoint == "/v1/chat/completions":
-        chat = parse(ChatCompletionRequest, body)
+        chat = parse_object(ChatCompletionRequest, body)
         return chat_spec(chat, prompt=prompt, prompt_tokens=tokens, facts=facts, minted=minted, streaming=stream)
     if endpoint == "/v1/completions":
-        completion = parse(CompletionRequest, body)
+        completion = parse_object(CompletionRequest, body)
         texts = _prompt_texts(completion, prompt)
         return completion_spec(
             completion, prompt_tokens=tokens, prompt_texts=texts, facts=facts, minted=minted, streaming=stream
         )
     if endpoint == RESPONSES:
-        request, said = parse(ResponsesRequest, body), _minted_keys(recording)
+        request, said = parse_object(ResponsesRequest, body), _minted_keys(recording)
         return response_spec(
             request,
             chat_request(request),

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
+from pydantic_core import PydanticCustomError
 from starlette.types import Receive, Scope, Send
 
 from serve.admission import ServerFacts, check_model
@@ -19,8 +20,9 @@ from serve.gateway import Gateway
 from serve.http import JSON, Header, send_body
 from serve.prompts import Prompts
 from serve.responses_admission import ENDPOINT, admit_response
-from serve.responses_protocol import Item, ResponsesRequest, chat_request, check_calls, item_of
-from serve.responses_store import ResponseStore
+from serve.responses_messages import chat_request, check_calls
+from serve.responses_protocol import Item, ItemReference, ResponsesRequest, item_of
+from serve.responses_store import ResponseStore, StoredResponse
 from serve.streams import ClientStream
 
 Handler = Callable[[Scope, Receive, Send, list[Header]], Awaitable[int]]
@@ -56,9 +58,9 @@ class ResponsesRoutes:
         request = await self._gateway.parsed(ResponsesRequest, scope, receive)
         check_model(request.model, self._facts)
         keep = self._keeps(request)
-        history = _parsed_items(self._store.history(request.previous_response_id))
-        plain = self._store.resolve(request.input_as_sent())
-        request.input = _parsed_items(plain)
+        before = self._store.previous(request.previous_response_id)
+        history = _parsed_items(before.items if before is not None else (), "previous_response_id")
+        plain = self._resolve(request)
         check_calls(request.input, history)
         chat = chat_request(request, history)
         prompt, ids = await self._prompts.chat(chat)
@@ -71,8 +73,8 @@ class ResponsesRoutes:
             minted=self._gateway.mint("resp_"),
             stored=keep,
         )
-        stream = _KeepingStream(lambda document: self._keep(document, plain, request)) if keep else ClientStream()
-        return await self._gateway.answer(admitted, request.stream, receive, send, headers, stream)
+        stream = _KeepingStream(lambda document: self._keep(document, plain, before)) if keep else ClientStream()
+        return await self._gateway.answer(admitted, request.stream, scope, receive, send, headers, stream)
 
     def _keeps(self, request: ResponsesRequest) -> bool:
         """Whether the response will be stored: unless the client says no; only an explicit yes is refused."""
@@ -82,8 +84,15 @@ class ResponsesRoutes:
             )
         return request.store is not False and self._store.enabled
 
-    def _keep(self, document: bytes, items: Sequence[Mapping[str, Any]], request: ResponsesRequest) -> None:
-        self._store.put(document, items, request.previous_response_id)
+    def _resolve(self, request: ResponsesRequest) -> list[Mapping[str, Any]]:
+        """Put stored items in the place of references to them; returns the input as plain data."""
+        plain = self._store.resolve(request.input_as_sent())
+        if any(isinstance(item, ItemReference) for item in request.input):
+            request.input = _parsed_items(plain, "input")
+        return plain
+
+    def _keep(self, document: bytes, items: Sequence[Mapping[str, Any]], before: StoredResponse | None) -> None:
+        self._store.put(document, items, before)
 
     # -------------------------------------------------------------------------------- stored responses
 
@@ -106,8 +115,15 @@ def _id(scope: Scope) -> str:
     return str(scope["path"]).removeprefix(_ONE)
 
 
-def _parsed_items(items: Sequence[Mapping[str, Any]]) -> list[Item]:
-    return [item_of(item, f"input.{index}") for index, item in enumerate(items)]
+def _parsed_items(items: Sequence[Mapping[str, Any]], where: str) -> list[Item]:
+    """Items of the store. What the model said may be no valid input, and outside of a body nothing words the refusal:
+    BadRequestError."""
+    try:
+        return [item_of(item, f"{where}.{index}") for index, item in enumerate(items)]
+    except PydanticCustomError as error:
+        said = error.context or {}
+        message = f"{said['param']} {said['message']}."
+        raise BadRequestError(message, param=said["param"], code="invalid_value") from error
 
 
 class _KeepingStream(ClientStream):

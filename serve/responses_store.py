@@ -55,11 +55,14 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, document: bytes, items: Sequence[PlainItem], previous_id: str | None = None) -> None:
+    def put(self, document: bytes, items: Sequence[PlainItem], before: StoredResponse | None = None) -> None:
         """Store a response. items: its input; its output is taken from ``document``. One that alone is over the bound
-        is not kept."""
+        is not kept.
+
+        before: the response that it goes on from, as ``previous`` gave it when its request came. By now that may be
+        gone from here, and the conversation must be whole all the same.
+        """
         response = orjson.loads(document)
-        before = self._entries.get(previous_id) if previous_id is not None else None
         size = len(document) + len(orjson.dumps(list(items))) + (before.size if before is not None else 0)
         if not self.enabled or size > self._max_bytes:
             return
@@ -92,10 +95,10 @@ class ResponseStore:
             raise NotFoundError(f"There is no response {response_id[:128]!r}{self._why()}", param="response_id")
         return entry.document
 
-    def history(self, previous_id: str | None) -> tuple[PlainItem, ...]:
-        """The conversation that ``previous_response_id`` stands for. Raises BadRequestError when it is not here."""
+    def previous(self, previous_id: str | None) -> StoredResponse | None:
+        """The response that ``previous_response_id`` names. Raises BadRequestError when it is not here."""
         if previous_id is None:
-            return ()
+            return None
         entry = self.get(previous_id)
         if entry is None:
             raise BadRequestError(
@@ -103,7 +106,7 @@ class ResponseStore:
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        return entry.items
+        return entry
 
     def resolve(self, items: Sequence[PlainItem]) -> list[PlainItem]:
         """The items with those that are references replaced by what they stand for. Raises BadRequestError."""

@@ -29,7 +29,7 @@ class ClientStream:
         self._news = asyncio.Event()
 
     def feed(self, payload: bytes, flags: int) -> None:
-        """More bytes from a worker; flags as in ``executor.wire``."""
+        """More bytes from a worker; flags as in ``executor.messages``."""
         if flags & FAILED and not payload:
             self.fail("The request was refused by its worker.")
             return
@@ -37,6 +37,9 @@ class ClientStream:
             self.whole = bool(flags & BODY)
             self.failed = bool(flags & FAILED)
             self.ended = bool(flags & REQUEST_END)
+        if self.whole and self._begun:
+            # A worker that took over only to say that the request fails does not know what its client has.
+            self.whole, payload = False, b"data: " + payload + b"\n\n" + DONE
         self._begun = self._begun or not self.whole
         self._parts.append(payload)
         self._news.set()

@@ -207,7 +207,7 @@ class System:
             [steps for frame in frames if isinstance(steps := decode(frame), StepRecords)]
         )
         if output.cancels:
-            self.core.receive(decode(encode(Cancel(output.cancels))))
+            self.core.receive(decode(encode(Cancel(worker, output.cancels))))
         return [encode(emissions) for emissions in output.emissions.values()]
 
     def deliver(self, frames: Iterable[bytes]) -> None:

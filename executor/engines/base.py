@@ -61,6 +61,28 @@ class StepRow(NamedTuple):
     logprobs: Sequence[TokenLogprob] | None = None
 
 
+def check_request(
+    prompt_ids: Sequence[int], sampling: SamplingParams, *, vocab_size: int, max_model_len: int
+) -> None:
+    """Raise UnsupportedError unless an output fits a model of ``vocab_size`` ids and ``max_model_len`` tokens.
+
+    An id that the model has no row for can end an engine, and with it every other request.
+    """
+    if not prompt_ids:
+        raise UnsupportedError("prompt: no tokens")
+    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
+        raise UnsupportedError(f"prompt: a token id is not in range({vocab_size})")
+    if sampling.max_tokens < 1:
+        raise UnsupportedError(f"max_tokens: {sampling.max_tokens} is below 1")
+    if len(prompt_ids) + sampling.max_tokens > max_model_len:
+        raise UnsupportedError(
+            f"max_tokens: a prompt of {len(prompt_ids)} tokens and max_tokens {sampling.max_tokens} exceed the "
+            f"{max_model_len} tokens this model holds"
+        )
+    if any(not 0 <= token < vocab_size for token in sampling.logit_bias):
+        raise UnsupportedError(f"logit_bias: a token id is not in range({vocab_size})")
+
+
 class Engine(Protocol):
     """A source of tokens. All methods but ``wake`` are called from one thread, the executor's loop; none blocks."""
 

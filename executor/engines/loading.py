@@ -74,7 +74,8 @@ def load_model(model_dir: Path, device: torch.device, dtype: str) -> Any:
     """The causal language model in ``model_dir``, on ``device``. Raises OSError or ValueError."""
     began = time.monotonic()
     transformers_logging.disable_progress_bar()
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)  # it prints what it does, by itself
+    # The library tells of sizes and seeds that are not ours to explain, in a format of its own.
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
     logger.info("loading %s on %s", model_dir, device)
     wanted = _load_dtype(device, dtype)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=wanted, device_map=device)

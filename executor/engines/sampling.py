@@ -33,10 +33,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from executor.engines.base import TokenLogprob
 from executor.engines.drawing import filtered, invert, noise_key, uniform
-from executor.request import SamplingParams
-
-#: Below this a temperature is greedy: dividing by less overflows float32 logits.
-GREEDY_TEMPERATURE = 1e-5
+from executor.request import GREEDY_BELOW, SamplingParams
 
 #: Scores worked on at a time on a CPU. Temporaries of megabytes go back to the system every time, and the page faults
 #: of getting them anew cost up to twice the arithmetic.
@@ -74,7 +71,7 @@ class OutputSampling:
     def of(cls, params: SamplingParams, index: int, prompt_len: int, ending: tuple[int, ...]) -> OutputSampling:
         """State for output ``index``. Without a seed one is drawn, and the output cannot be reproduced."""
         seed = random.getrandbits(64) if params.seed is None else params.seed
-        greedy = params.temperature < GREEDY_TEMPERATURE
+        greedy = params.temperature < GREEDY_BELOW
         special = not greedy or params.logprobs is not None or _has_edits(params)
         filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
         return cls(params, prompt_len, ending, noise_key(seed, index), special, greedy, filtered)

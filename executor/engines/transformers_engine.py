@@ -35,7 +35,7 @@ from transformers.generation.continuous_batching.model_runner import infer_max_s
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState, RequestStatus
 from transformers.generation.logits_process import LogitsProcessorList
 
-from executor.engines.base import EngineDeadError, EngineInfo, StepRow, UnsupportedError
+from executor.engines.base import EngineDeadError, EngineInfo, StepRow, check_request
 from executor.engines.loading import (
     Limits,
     batching_config,
@@ -49,8 +49,6 @@ from executor.engines.sampling import OutputSampling, SamplingProcessor
 from executor.request import SamplingParams
 
 logger = logging.getLogger("tailrace.engine")
-# The library tells of sizes and seeds that are not ours to explain, in a format of its own.
-logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
 
 #: How soon a generation thread is missed that died with nothing to deliver, and nobody woken.
 WATCH_SECONDS = 1.0
@@ -207,7 +205,7 @@ class TransformersEngine:
 
         Raises UnsupportedError naming the field, EngineDeadError when nothing will ever generate it.
         """
-        self._check(prompt_ids, sampling)
+        check_request(prompt_ids, sampling, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
         self.cancel(rid, index)
         ending = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(self._eos))
         inside = tuple(sorted(token for token in ending if 0 <= token < self._vocab_size))
@@ -223,22 +221,6 @@ class TransformersEngine:
         if queued is None:
             self._forget(stream)
             raise EngineDeadError(self._reason())
-
-    def _check(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        if not prompt_ids:
-            raise UnsupportedError("prompt: no tokens")
-        # An id outside the embedding would end the generation thread, and with it every request.
-        if min(prompt_ids) < 0 or max(prompt_ids) >= self._vocab_size:
-            raise UnsupportedError(f"prompt: a token id is not in range({self._vocab_size})")
-        if sampling.max_tokens < 1:
-            raise UnsupportedError(f"max_tokens: {sampling.max_tokens} is below 1")
-        if len(prompt_ids) + sampling.max_tokens > self._max_model_len:
-            raise UnsupportedError(
-                f"max_tokens: a prompt of {len(prompt_ids)} tokens and max_tokens {sampling.max_tokens} exceed the "
-                f"{self._max_model_len} tokens this model holds"
-            )
-        if any(not 0 <= token < self._vocab_size for token in sampling.logit_bias):
-            raise UnsupportedError(f"logit_bias: a token id is not in range({self._vocab_size})")
 
     def cancel(self, rid: int, index: int) -> None:
         """Forget an output; its cache is free before the library's next step."""

@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
+from serve.openai_protocol import Message
 from tests.clients.scenario import (
     AFTERTHOUGHT,
     ARGUMENTS,
@@ -199,6 +200,11 @@ def test_reasoning_left_out_and_its_other_name(oss: Server) -> None:
     with openai.OpenAI(base_url=f"{oss.url}/v1", api_key="-", max_retries=0) as client:
         both: Any = client.chat.completions.create(model=MODEL, messages=user(QUESTION), tools=TOOLS).choices[0].message
         assert both.reasoning == both.reasoning_content == REASONING
+        with client.chat.completions.create(model=MODEL, messages=user(QUESTION), tools=TOOLS, stream=True) as stream:
+            deltas = [chunk.choices[0].delta.model_dump(exclude_none=True) for chunk in stream]
+        thoughts = [delta for delta in deltas if "reasoning" in delta or "reasoning_content" in delta]
+        assert all(delta == dict.fromkeys(("reasoning_content", "reasoning"), delta["reasoning"]) for delta in thoughts)
+        assert "".join(delta["reasoning"] for delta in thoughts) == REASONING
         without = client.chat.completions.create(
             model=MODEL, messages=user(QUESTION), tools=TOOLS, extra_body={"include_reasoning": False}
         )
@@ -227,3 +233,12 @@ def test_an_engine_that_fails_is_the_client_s_exception(client: openai.OpenAI) -
         for chunk in client.chat.completions.create(model=MODEL, messages=user(BREAK), stream=True):
             text += chunk.choices[0].delta.content or ""
     assert text == PREAMBLE
+
+
+def test_what_the_client_has_parsed_does_not_reach_the_template(client: openai.OpenAI) -> None:
+    """It is the client's own, and would be in the prompt of templates that print a message whole."""
+    _, completion = streamed(client, user(QUESTION), tools=TOOLS)
+    message = completion.choices[0].message.model_dump(exclude_none=True)
+    assert "parsed_arguments" in message["tool_calls"][0]["function"]
+    seen = Message.model_validate(message | {"parsed": {"a": 1}}).for_template()
+    assert "parsed" not in seen and seen["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": ARGUMENTS}

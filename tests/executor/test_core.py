@@ -84,7 +84,7 @@ def test_an_abort_ends_the_outputs_that_are_open_once() -> None:
 def test_rows_behind_an_end_are_counted_and_dropped() -> None:
     engine = ScriptedEngine()
     core = core_with(engine, JOINED, request(1))
-    core.receive(Cancel([(1, 0), (1, 0), (1, 5), (99, 0), (99, -1)]))
+    core.receive(Cancel(0, [(1, 0), (1, 0), (1, 5), (99, 0), (99, -1)]))
     assert engine.cancelled == [(1, 0)]
     engine.give(StepRow(1, 0, [5]), StepRow(42, 0, [5]))
     assert rows(core) == [] and core.stats()["late_rows"] == 2
@@ -92,7 +92,7 @@ def test_rows_behind_an_end_are_counted_and_dropped() -> None:
 
 def test_a_cancel_of_the_whole_request() -> None:
     engine = ScriptedEngine()
-    core = core_with(engine, JOINED, request(1, n=2), Cancel([(1, -1)]))
+    core = core_with(engine, JOINED, request(1, n=2), Cancel(0, [(1, -1)]))
     assert engine.cancelled == [(1, 0), (1, 1)] and core.dispatcher.open_requests == 1
 
 

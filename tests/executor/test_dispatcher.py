@@ -59,7 +59,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dispatcher = Dispatcher()
+        self.dispatcher = Dispatcher(max_fruitless=1000)
         self.requests: dict[int, list[Output]] = {}
         self.alive: dict[int, Worker] = {}
         self.late = 0
@@ -326,3 +326,44 @@ def test_a_released_request_leaves_nothing() -> None:
     dispatcher.record([StepRow(5, 1, [3])])
     assert dispatcher.open_requests == 0 and dispatcher.late_rows == 1 and taken(dispatcher) == {}
     assert [len(held) for held in (dispatcher._routes, dispatcher._parked, dispatcher._load[0])] == [0, 0, 0]
+
+
+# ------------------------------------------------------------------------------------------------------ poison
+
+
+def lose(dispatcher: Dispatcher, worker: int, delivered: Sequence[tuple[int, bool]]) -> list[int]:
+    """A worker dies, another joins."""
+    condemned = dispatcher.worker_lost(WorkerLost(worker, {1: list(delivered)} if delivered else {}))
+    dispatcher.worker_joined(worker + 1)
+    dispatcher.validate()
+    return condemned
+
+
+def test_a_request_that_costs_every_worker_fails() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.worker_joined(0)
+    dispatcher.submit(request(1, outputs=2))
+    dispatcher.record([StepRow(1, 0, [5]), StepRow(1, 1, [6])])
+    assert [lose(dispatcher, worker, ()) for worker in range(4)] == [[], [], [], [1]]
+    taken = Worker()
+    for _, steps in dispatcher.take(0):
+        taken.take(steps)
+    assert taken.tokens == {(1, 0): [], (1, 1): []}, "the next worker must not fold what kills it"
+    assert taken.finishes == {(1, 0): "error", (1, 1): "error"}
+
+
+def test_a_request_whose_client_gets_on_is_no_poison() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.worker_joined(0)
+    dispatcher.submit(request(1))
+    dispatcher.record([StepRow(1, 0, [5])] * 20)
+    assert [lose(dispatcher, worker, [(worker // 3, False)]) for worker in range(30)] == [[]] * 30
+
+
+def test_a_dead_workers_cancel_is_not_heard() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.worker_joined(0)
+    dispatcher.submit(request(1))
+    lose(dispatcher, 0, ())
+    assert dispatcher.cancel(1, 0, worker=0) == []
+    assert dispatcher.cancel(1, 0, worker=1) == [0]

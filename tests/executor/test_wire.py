@@ -212,7 +212,7 @@ SAMPLES: dict[str, Message] = {
     ),
     "abort": Abort(300),
     "release": Release(2**40),
-    "cancel": Cancel([(1, 0), (70000, -1)]),
+    "cancel": Cancel(3, [(1, 0), (70000, -1)]),
     "joined": WorkerJoined(2, "ipc:///tmp/x/worker-2"),
     "lost": WorkerLost(2, {5: [(3, False), (70000, True)], 6: []}),
     "steps": StepRecords.build(

@@ -27,7 +27,8 @@ FRAGMENTS: dict[str, list[list[int]]] = {
     "byte_level": [
         *([token] for token in ids("byte_level", [
             OPEN, OPEN, CLOSE, CLOSE, "nk>", "</thi", "<thi", "\n", "\n\n", "Hello", " world", "é", "😀", "ST", "STOP",
-            "OP", "<|pad|>", "<|end|>", "\\xf0\\x9f", "\\x98\\x80", "\\xe4\\xb8", "<0x96>", "<0xFF>", "a\\xe4", "<", "a",
+            "OP", "<|pad|>", "<|end|>", "\\xf0\\x9f", "\\x98\\x80", "\\xe4\\xb8", "<0x96>", "<0xFF>", "a\\xe4", "<",
+            "a",
         ])),
         ids("byte_level", ["<thi", "nk>"]),
         ids("byte_level", ["</thi", "nk>"]),
@@ -62,7 +63,7 @@ class Case:
         return spec_of(CHAT, stream=stream, facts=self.facts, n=len(self.outputs), **body)
 
     def rows(self, cuts: Sequence[Sequence[int]]) -> list[StepRow]:
-        """The outputs' rows one after another, cut at these places; a cut at the end leaves the finish alone in a row."""
+        """The outputs' rows one after another, cut at these places; a cut at the end leaves the finish alone."""
         found = []
         for index, (output, places) in enumerate(zip(self.outputs, cuts)):
             last = len(output) - self.hides  # the token that ended the output comes with its end

@@ -83,7 +83,7 @@ def test_frames_reach_the_client(tmp_path: Path) -> None:
             setting.executor.send(encode(StepRecords.build([step])))
         await client.over.wait()
         assert merge_stream(client.body, CHAT).choices[0].content == "Hello world, the "
-        assert setting.sent[2:] == [Cancel([(1, 0)]), Release(1)]  # behind WorkerJoined and the request
+        assert setting.sent[2:] == [Cancel(0, [(1, 0)]), Release(1)]  # behind WorkerJoined and the request
         assert setting.proxy.open_requests == 0
 
     run(tmp_path, scenario)

@@ -119,7 +119,9 @@ def cut(ids: Sequence[int], places: Sequence[int], logprobs: bool) -> list[StepR
     return [row._replace(logprobs=[TokenLogprob(-1.0)] * len(row.token_ids)) for row in rows]
 
 
-def merged(name: str, ids: Sequence[int], places: Sequence[int], stream: bool, interval: int = 1, **body: Any) -> Merged:
+def merged(
+    name: str, ids: Sequence[int], places: Sequence[int], stream: bool, interval: int = 1, **body: Any
+) -> Merged:
     spec = spec_of(CHAT, stream=stream, facts=FORMATS, tools=TOOLS, **body)
     written = played(name, spec, cut(ids, places, body.get("logprobs", False)), interval)
     result = merge_stream(written, CHAT) if stream else merge_document(written, CHAT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -443,3 +444,27 @@ def test_records_may_be_made_by_the_caller() -> None:
         [StepRecords([], [], [], [], opens=[opened(4, spec_of(CHAT)), opened(5, spec_of(CHAT, stream=False))])]
     )
     assert made == [(4, False), (5, True)]
+
+
+# ------------------------------------------------------------------------------------------------------ too large
+
+
+def test_a_response_larger_than_a_frame_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiving socket would drop its frame without a word, and the client wait for ever."""
+    monkeypatch.setattr("postproc_workers.worker.MAX_PAYLOAD", 1000)
+    large, small = (Bench(spec_of(CHAT, stream=False)) for _ in range(2))
+    document = merge_document(small.give(row(HELLO, "length")), CHAT)
+    assert document.choices[0].content == "Hello world, the answer is 42."
+    body = json.loads(large.give(row(HELLO * 40, "length")))
+    assert "larger than 1000 bytes" in body["error"]["message"]
+    assert large.worker.open_requests == 0 and large.worker.stats.failed == 1
+
+
+def test_the_messages_of_one_batch_are_cut_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postproc_workers.worker.MAX_PAYLOAD", 1000)
+    worker, spec = worker_of(), spec_of(CHAT)
+    worker.receive([StepRecords([], [], [], [], opens=[opened(rid, spec) for rid in range(20)])])
+    output = worker.receive([StepRecords.build([row(HELLO[:1], rid=rid) for rid in range(20)])])
+    messages = [output.emissions[0], *(message for _, message in output.overflow)]
+    assert len(messages) > 1 and all(len(message.payload) <= 1000 for message in messages)
+    assert [rid for message in messages for rid in message.rids] == list(range(20))

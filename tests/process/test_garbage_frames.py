@@ -42,7 +42,7 @@ GARBAGE = [
 #: Messages that are well made and make no sense.
 NONSENSE = [
     encode(Abort(2**62)),
-    encode(Cancel([(1, -1), (2**61, 5)])),
+    encode(Cancel(0, [(1, -1), (2**61, 5)])),
     encode(WorkerJoined(99, "tcp://127.0.0.1:9")),
     encode(WorkerJoined(98, "ipc:///no/such/directory/socket")),
     encode(StepRecords([11], [3], [1], [2**30], {0: Finish("stop")}, opens=[Open(11, 0, 0, b"no spec")])),

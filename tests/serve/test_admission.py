@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from executor.request import GenerationRequest, SamplingParams
 from postproc_workers.spec import StreamSpec
 from serve.admission import (
+    PRESETS,
     Minted,
     ServerFacts,
     admit_chat,
@@ -265,24 +266,30 @@ def test_both_spellings_of_top_k_off(top_k: int) -> None:
     assert sampling(chat(top_k=top_k), supported=ALL - {"top_k"}).top_k == 0
 
 
-PRESETS = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
+MODELS = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05}
+
+
+def test_a_preset_for_every_field_that_may_have_one() -> None:
+    assert tuple(MODELS) == PRESETS
+    drawn = sampling(chat(), default_sampling=MODELS)
+    assert drawn.changed() == MODELS | {"max_tokens": 97, "seed": 42}
 
 
 def test_the_models_presets_hold_where_the_client_gives_none() -> None:
-    drawn = sampling(chat(top_k=5), default_sampling=PRESETS)
-    assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.repetition_penalty) == (0.6, 0.95, 5, 1.05)
+    drawn = sampling(chat(top_k=5), default_sampling=MODELS)
+    assert drawn.changed() == MODELS | {"max_tokens": 97, "seed": 42, "top_k": 5}
 
 
 def test_the_client_overrules_a_preset_even_with_the_usual_value() -> None:
     drawn = sampling(
-        chat(temperature=1, top_p=1, top_k=-1, repetition_penalty=1, seed=42),
-        default_sampling=PRESETS,
+        chat(temperature=1, top_p=1, top_k=-1, min_p=0, repetition_penalty=1, seed=42),
+        default_sampling=MODELS,
     )
     assert drawn.changed() == {"max_tokens": 97, "seed": 42}
 
 
 def test_a_preset_that_the_engine_does_not_honour_is_left_out() -> None:
-    drawn = sampling(chat(), default_sampling=PRESETS | {"top_p": None}, supported=ALL - {"repetition_penalty"})
+    drawn = sampling(chat(), default_sampling=MODELS | {"top_p": None}, supported=ALL - {"repetition_penalty"})
     assert (drawn.repetition_penalty, drawn.top_p, drawn.temperature) == (1.0, 1.0, 0.6)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import json
 import logging
 import os
@@ -9,16 +12,20 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
+from executor.child import ChildError
 from serve import launcher
 from serve.config import Config
-from serve.launcher import StartError, load_tokenizer
+from serve.prompts import Prompts
+from serve.tokenizer_loading import TokenizerError, load_tokenizer
 from tests.process.server import make_tokenizer
 
 
@@ -98,14 +105,6 @@ def test_something_that_is_no_tokenizer(tmp_path: Path, capfd: pytest.CaptureFix
     assert f"no tokenizer can be loaded from {file}: " in refused(replay(file), capfd)
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="no tokenizer can be loaded"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(StartError, match="no tokenizer can be loaded"):
-        load_tokenizer(tmp_path)
-
-
 def test_no_such_model(capfd: pytest.CaptureFixture[str]) -> None:
     assert "MODEL: there is no /no/such/model" in refused(Config(model="/no/such/model", port=0), capfd)
 
@@ -117,6 +116,24 @@ def test_no_such_model(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_hook(tokenizer: Path, capfd: pytest.CaptureFixture[str], hook: str, reason: str) -> None:
     line = refused(replay(tokenizer, post_processor_hook=hook), capfd)
     assert line.startswith("post_processor_hook: ") and reason in line
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ImportError('the driver is missing')", "the driver is missing"),
+        ("from json import nothing", "cannot import name 'nothing'"),
+        ("def broken(:", "(bad_hook.py, line 1)"),
+    ],
+)
+def test_a_hook_whose_module_does_not_import(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    source: str, reason: str,
+) -> None:  # fmt: skip
+    (tmp_path / "bad_hook.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    line = refused(replay(tokenizer, post_processor_hook="bad_hook:Hook"), capfd)
+    assert line.startswith("post_processor_hook: bad_hook:Hook cannot be imported: ") and reason in line
 
 
 def test_a_wrong_engine_config(tokenizer: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -162,9 +179,81 @@ def test_unknown_parsers(tokenizer: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 def test_presets_of_a_model(tmp_path: Path) -> None:
     """What its generation_config.json says and we know; not what it leaves null."""
-    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": None, "max_length": 5}))
-    files = launcher.ModelFiles(tmp_path, "m")
+    presets = {"temperature": 0.6, "min_p": 0.1, "top_p": None, "max_length": 5}
+    (tmp_path / "generation_config.json").write_text(json.dumps(presets))
+    with launched(tmp_path) as made:
+        assert made._default_sampling() == {"temperature": 0.6, "min_p": 0.1}
+
+
+# ------------------------------------------------------------------ tokenizer and executor, started together
+
+
+@contextlib.contextmanager
+def launched(model: Path) -> Iterator[launcher.Launcher]:
+    """A launcher for a model that is loaded at the same time as its tokenizer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        made = launcher.Launcher(Config(model="x"), files, listener)
-    assert made._default_sampling() == {"temperature": 0.6}
-    made._run_dir.rmdir()
+        made = launcher.Launcher(Config(model="x"), launcher.ModelFiles(model, "m"), listener)
+        yield made
+    shutil.rmtree(made._run_dir)
+
+
+class Executor:
+    """An executor's process as the launcher sees it: one that fails with ``error``, or never gets ready."""
+
+    def __init__(self, error: ChildError | None) -> None:
+        self._error = error
+
+    async def spawn(self, name: str, module: str, config: Mapping[str, Any]) -> Executor:
+        return self
+
+    async def ready(self) -> dict[str, Any]:
+        if self._error is None:
+            await asyncio.Event().wait()
+        raise self._error or AssertionError
+
+
+async def start_fails(made: launcher.Launcher, error: type[Exception], match: str) -> None:
+    """Both are ended when one has failed: no task is left, and none holds an exception that nobody took."""
+    unhandled: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
+    with pytest.raises(error, match=match):
+        await asyncio.wait_for(made._load(), 30)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    gc.collect()
+    assert unhandled == []
+
+
+def test_a_broken_tokenizer_does_not_wait_for_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    monkeypatch.setattr(launcher, "ChildProcess", Executor(None))
+    with launched(tmp_path) as made:
+        asyncio.run(start_fails(made, TokenizerError, "no tokenizer can be loaded"))
+
+
+def test_a_failed_executor_leaves_no_loading_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = threading.Event()
+
+    def load(source: Path) -> None:
+        assert failed.wait(30)
+        raise TokenizerError("too late to matter")
+
+    async def main(made: launcher.Launcher) -> None:
+        await start_fails(made, ChildError, "no memory")
+        failed.set()
+
+    monkeypatch.setattr(launcher, "load_tokenizer", load)
+    monkeypatch.setattr(launcher, "ChildProcess", Executor(ChildError("executor did not start: no memory")))
+    with launched(tmp_path) as made:
+        asyncio.run(main(made))
+
+
+def test_the_threads_for_prompts_end_with_the_server(tokenizer: Path) -> None:
+    async def main(made: launcher.Launcher) -> None:
+        made._prompts = prompts = Prompts(load_tokenizer(tokenizer))
+        assert await prompts.texts(["a"]) == [[97]]
+        await made._shut_down()
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            await prompts.texts(["a"])
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asyncio.run(main(launcher.Launcher(replay(tokenizer), None, listener)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from serve import cli
+from serve import cli, playground
+from serve.events import Folded
 from serve.parsers import HARMONY, parse_reasoning, parse_tool_calls
 from serve.playground import MAX_TEXT, folded_json
 from serve.reasoning import REASONING_PARSERS
@@ -21,7 +24,7 @@ from tests.serve.test_app import FACTS, Client, Served, run
 REASONING, TOOLS = "/parse/reasoning", "/parse/tool_calls"
 THOUGHT = "<think>\nHm, é😀.\n</think>\n\nHi."
 CALL = 'Well.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ålesund"}}\n</tool_call>'
-XML = "<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=s>\n5\n</parameter>\n</function>\n</tool_call>"
+XML = "<tool_call>\n<function=f>\n<parameter=n>5</parameter>\n<parameter=s>5</parameter>\n</function>\n</tool_call>"
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}}
 DECLARED = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 HARMONY_TEXT = (
@@ -116,7 +119,7 @@ def test_markup_that_is_no_call_and_a_call_that_was_cut_off() -> None:
     assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Åle'}
 
 
-# ------------------------------------------------------------------------------------------------------ the server's own
+# ------------------------------------------------------------------------------------------------------ its own parser
 
 
 @pytest.mark.parametrize(
@@ -156,20 +159,35 @@ def test_an_unknown_parser_names_the_known_ones(path: str) -> None:
 )
 def test_refusals_name_the_field(path: str, body: dict[str, Any], param: str) -> None:
     client = Client(json.dumps(body).encode())
-    run_refused = _refused(path, client)
-    assert run_refused["param"] == param
-
-
-def _refused(path: str, client: Client) -> Any:
-    run(Served(FACTS, limit=8 << 20).call(path, method="POST", client=client))
-    assert client.status == 400
-    return client.json()["error"]
+    run(Served(FACTS, limit=8 << 20).call(path, client=client))
+    assert client.status == 400 and client.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize("path", [REASONING, TOOLS])
 def test_other_methods(path: str) -> None:
     client = post(path, None, "GET")
     assert client.status == 405 and client.headers[b"allow"] == b"POST"
+
+
+def test_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, goes_on = threading.Event(), threading.Event()
+
+    def slow(name: str, text: str, tools: Any) -> Folded:
+        started.set()
+        assert goes_on.wait(20)
+        return parse_tool_calls(name, text, tools)
+
+    monkeypatch.setattr(playground, "parse_tool_calls", slow)
+
+    async def main() -> None:
+        served = Served(FACTS)
+        parsing = asyncio.create_task(served.call(TOOLS, {"text": CALL, "parser": "hermes"}))
+        await asyncio.to_thread(started.wait, 20)
+        assert (await served.call("/live", method="GET")).status == 200 and not parsing.done()
+        goes_on.set()
+        assert len((await parsing).json()["tool_calls"]) == 1
+
+    run(main())
 
 
 # ------------------------------------------------------------------------------------------------------ the command

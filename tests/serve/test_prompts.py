@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Coroutine
@@ -128,6 +129,16 @@ def test_texts_and_ids(prompts: Prompts) -> None:
     assert run(prompts.texts(["ab", ""])) == [[97, 98], []]
     assert run(prompts.texts([[5, 6], [7]])) == [[5, 6], [7]]
     assert run(prompts.echoes(["ab"])) == ["ab"] and run(prompts.echoes([[97, 98]])) == ["ab"]
+
+
+def test_truncation_and_padding_of_a_tokenizer_file_are_off() -> None:
+    """Some files keep those of their training; a prompt must neither be cut nor filled up."""
+    tokenizer = fast()
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    tokenizer.backend_tokenizer.enable_padding(length=6)
+    with contextlib.closing(Prompts(tokenizer)) as made:
+        assert run(made.texts(["abcdefgh", "a"])) == [list(b"abcdefgh"), [97]]
+        assert run(made.chat(chat(("user", "abcdef"), add_generation_prompt=False)))[1] == list(b"[user]abcdef")
 
 
 def test_special_tokens(prompts: Prompts) -> None:

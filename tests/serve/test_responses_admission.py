@@ -15,7 +15,8 @@ from serve.body import parse
 from serve.errors import ApiError, BadRequestError, ContextLengthError
 from serve.recordings import admit_recording
 from serve.responses_admission import admit_response
-from serve.responses_protocol import ResponsesRequest, chat_request
+from serve.responses_messages import chat_request
+from serve.responses_protocol import ResponsesRequest
 
 FACTS = ServerFacts(
     model="m", max_model_len=100, vocab_size=1000, supported=frozenset({"max_tokens", "temperature", "top_p", "seed"})

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from serve.body import parse
 from serve.errors import BadRequestError
-from serve.responses_protocol import ResponsesRequest, chat_request, check_calls, item_of, messages_of
+from serve.responses_messages import chat_request, check_calls, messages_of
+from serve.responses_protocol import ResponsesRequest, item_of
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}", "status": "completed"}

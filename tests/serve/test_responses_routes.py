@@ -20,11 +20,13 @@ from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest
 from postproc_workers.vocabulary import Vocabulary
 from postproc_workers.worker import PostprocWorker
+from serve import responses_routes
 from serve.errors import ApiError, NotFoundError
 from serve.gateway import Gateway, ServerState
-from serve.http import Header, send_error
+from serve.http import Header, note_arrival, send_error
 from serve.post_processors import POST_PROCESSORS
 from serve.prompts import Prompts
+from serve.responses_protocol import Item, item_of
 from serve.responses_routes import ResponsesRoutes
 from serve.responses_store import ResponseStore
 from tests.helpers import FACTS
@@ -42,12 +44,14 @@ class Scripted(GenerationExecutor):
         self._texts = list(texts)
         self._rids = iter(range(1000))
         self.requests: list[GenerationRequest] = []
+        self.on_open: Callable[[], object] = lambda: None
 
     def mint(self) -> int:
         return next(self._rids)
 
     def open(self, request: GenerationRequest, sink: Any) -> None:
         self.requests.append(request)
+        self.on_open()
         text, last = self._texts.pop(0), "stop"
         worker = PostprocWorker(Vocabulary.text(), POST_PROCESSORS)
         rows = [StepRow(request.rid, 0, [ord(char)]) for char in text]
@@ -86,6 +90,7 @@ class Server:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: list[Header] = []
+        note_arrival(scope)
         try:
             methods = self.routes.match(scope["path"])
             if methods is None or scope["method"] not in methods:
@@ -196,6 +201,77 @@ def test_a_deleted_response_is_gone() -> None:
             await client.responses.create(model="m", input="And?", previous_response_id=response.id)
 
     run(server, use)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_response_that_goes_while_the_next_is_made_is_part_of_its_conversation(stream: bool) -> None:
+    server = Server(["One.", "Two.", "Three."])
+
+    async def use(client: openai.AsyncOpenAI) -> None:
+        first = await client.responses.create(model="m", input="1")
+        server.executor.on_open = lambda: server.store.delete(first.id)
+        second: Any = await client.responses.create(model="m", input="2", previous_response_id=first.id, stream=stream)
+        response = [event async for event in second][-1].response if stream else second
+        assert server.store.get(first.id) is None
+        await client.responses.create(model="m", input="3", previous_response_id=response.id)
+
+    run(server, use)
+    assert [message["content"] for message in server.prompts.seen[2]] == ["1", "One.", "2", "Two.", "3"]
+
+
+def test_a_conversation_goes_on_whatever_its_calls_are_named() -> None:
+    name = "f" * 300
+    server = Server([CALL.replace("search", name), "So.", "And so."])
+
+    async def use(client: openai.AsyncOpenAI) -> None:
+        first = await client.responses.create(model="m", input="Hi", tools=[TOOL])
+        (call,) = first.output
+        assert call.type == "function_call" and call.name == name
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
+        stored: Any = [result]
+        await client.responses.create(model="m", tools=[TOOL], input=stored, previous_response_id=first.id)
+        sent: Any = [{"role": "user", "content": "Hi"}, call.model_dump(exclude_none=True), result]
+        await client.responses.create(model="m", tools=[TOOL], input=sent)
+
+    run(server, use)
+    assert server.prompts.seen[1] == server.prompts.seen[2]
+    assert server.prompts.seen[1][1]["tool_calls"][0]["function"]["name"] == name
+
+
+def test_a_stored_item_that_is_no_input_is_a_refusal() -> None:
+    server = Server([])
+    server.store.put(b'{"id": "resp_1", "output": [{"id": "fc_1", "type": "function_call", "call_id": "c"}]}', [])
+
+    async def use(client: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match=r"previous_response_id\.0\.name is required\.") as caught:
+            await client.responses.create(model="m", input="Hi", previous_response_id="resp_1")
+        assert (caught.value.param, caught.value.code) == ("previous_response_id.0.name", "invalid_value")
+        reference: Any = [{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": "fc_1"}]
+        with pytest.raises(openai.BadRequestError, match=r"input\.1\.name is required\."):
+            await client.responses.create(model="m", input=reference)
+
+    run(server, use)
+
+
+def test_an_input_without_references_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counted(value: Any, where: str) -> Item:
+        read.append(where)
+        return item_of(value, where)
+
+    monkeypatch.setattr(responses_routes, "item_of", counted)
+    server = Server(["Hello", "So."])
+
+    async def use(client: openai.AsyncOpenAI) -> None:
+        first = await client.responses.create(model="m", input=[{"role": "user", "content": "Hi"}])
+        assert read == []
+        reference: Any = [{"type": "item_reference", "id": first.output[0].id}]
+        await client.responses.create(model="m", input=reference)
+        assert read == ["input.0"]
+
+    run(server, use)
+    assert server.prompts.seen[1] == [{"role": "assistant", "content": "Hello"}]
 
 
 def test_what_is_not_to_be_stored_is_not() -> None:

@@ -22,7 +22,8 @@ from serve.admission import Minted, ServerFacts
 from serve.body import parse
 from serve.events import ContentDelta, Event, Folded, ReasoningDelta, ToolCallDelta
 from serve.responses_admission import response_spec
-from serve.responses_protocol import ResponsesRequest, chat_request
+from serve.responses_messages import chat_request
+from serve.responses_protocol import ResponsesRequest
 from serve.responses_utils import ResponsesStreamingProcessor
 from tests.helpers import FACTS
 from tests.serve.harmony import HARMONY, encode, every_cut, play, play_steps, rows

@@ -107,3 +107,16 @@ def test_a_workers_own_error_is_passed_on() -> None:
     stream.feed(b'{"error": {}}', REQUEST_END | FAILED | BODY)
     assert stream.failed and stream.whole
     assert asyncio.run(stream.next()) == b'{"error": {}}'
+
+
+def test_an_error_document_behind_events_becomes_an_event() -> None:
+    """A worker that takes a request over only to fail it does not know what the client has."""
+
+    async def main() -> None:
+        stream = ClientStream()
+        stream.feed(b"data: 1\n\n", 0)
+        stream.feed(b'{"error":{}}', REQUEST_END | FAILED | BODY)
+        assert await stream.next() == b'data: 1\n\ndata: {"error":{}}\n\n' + DONE
+        assert stream.ended and stream.failed and not stream.whole
+
+    asyncio.run(main())

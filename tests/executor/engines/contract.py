@@ -148,6 +148,8 @@ class EngineContract:
             ([1 << 30], {}, "prompt"),
             ([1], {"max_tokens": 0}, "max_tokens"),
             ([1], {"max_tokens": 1 << 30}, "max_tokens"),
+            ([1], {"logit_bias": {1 << 30: 1.0}}, "logit_bias"),
+            ([1], {"logit_bias": {-1: 1.0}}, "logit_bias"),
         ],
     )
     def test_what_cannot_be_done_is_refused_and_not_queued(
