@@ -25,8 +25,8 @@ logger = logging.getLogger("tailrace.executor")
 MAX_HISTORY = 1 << 19
 #: Rows in one message, for the same reason: a worker that stands still may have that many waiting.
 MAX_ROWS = MAX_HISTORY // 2
-#: Workers that a request may lose one after the other without a word to its client in between. Then it is taken for what
-#: kills them, and fails.
+#: Workers that a request may lose one after the other without a word to its client in between. Then it is taken for
+#: what kills them, and fails.
 MAX_FRUITLESS = 4
 
 
@@ -123,8 +123,8 @@ class Dispatcher:
         return indexes
 
     def cancel(self, rid: int, index: int, worker: int | None = None) -> list[int]:
-        """An output (-1: all of them) has ended on ``worker``: close it; returns the indexes that the engine has to stop.
-        A worker that does not have the request any more is not heard."""
+        """An output (-1: all of them) has ended on ``worker``: close it; returns the indexes that the engine has to
+        stop. A worker that does not have the request any more is not heard."""
         route = self._routes.get(rid)
         if route is None or index >= len(route.outputs) or worker not in (None, route.worker):
             return []
@@ -243,7 +243,9 @@ class Dispatcher:
 
 def _failed(rid: int, index: int) -> OutputHistory:
     """An output without a history: its worker is told of the failure and folds nothing that might kill it too."""
-    return OutputHistory(closed=True, last=StepRow(rid, index, (), "error", False, "its post-processing failed repeatedly"))
+    return OutputHistory(
+        closed=True, last=StepRow(rid, index, (), "error", False, "its post-processing failed repeatedly")
+    )
 
 
 def _cut_history(batch: _Batch) -> _Batch:

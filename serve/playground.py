@@ -92,4 +92,3 @@ def folded_json(folded: Folded) -> dict[str, Any]:
         "reasoning_content": "".join(folded.reasoning),
         "tool_calls": [call.as_json() for call in folded.tool_calls],
     }
-

@@ -61,9 +61,7 @@ class StepRow(NamedTuple):
     logprobs: Sequence[TokenLogprob] | None = None
 
 
-def check_request(
-    prompt_ids: Sequence[int], sampling: SamplingParams, *, vocab_size: int, max_model_len: int
-) -> None:
+def check_request(prompt_ids: Sequence[int], sampling: SamplingParams, *, vocab_size: int, max_model_len: int) -> None:
     """Raise UnsupportedError unless an output fits a model of ``vocab_size`` ids and ``max_model_len`` tokens.
 
     An id that the model has no row for can end an engine, and with it every other request.

@@ -96,7 +96,7 @@ MESSAGES: dict[str, st.SearchStrategy[Any]] = {
     "submit": REQUESTS,
     "abort": st.builds(Abort, RIDS),
     "release": st.builds(Release, RIDS),
-    "cancel": st.builds(Cancel, st.lists(st.tuples(RIDS, st.integers(-1, 65535)), max_size=4)),
+    "cancel": st.builds(Cancel, st.integers(0, 2**31), st.lists(st.tuples(RIDS, st.integers(-1, 65535)), max_size=4)),
     "joined": st.builds(WorkerJoined, RIDS, TEXT),
     "lost": st.builds(WorkerLost, RIDS, st.dictionaries(RIDS, DELIVERED, max_size=3)),
     "steps": STEPS,

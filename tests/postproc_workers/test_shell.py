@@ -130,6 +130,9 @@ def recorded(tmp_path: Path, endpoint: str, rows: list[StepRow], **request: Any)
     spec = Open(1, 0, 0, spec_of(endpoint, facts=facts, **request).encode())
     outputs = [shell.handle([encode(StepRecords.build([], [spec]))])]
     outputs += [shell.handle([encode(StepRecords.build([step]))]) for step in rows]
+    assert not list(tmp_path.iterdir()), "nothing is written before the bytes are on their way"
+    for output in outputs:
+        shell.write(output.recordings)
     (file,) = tmp_path.glob("*.jsonl")
     return body(*outputs), strict_json(file.read_text(encoding="utf-8"))
 
@@ -177,20 +180,23 @@ def test_a_disk_that_is_full_costs_the_recording_only(tmp_path: Path) -> None:
     shell = shell_of(record_dir=str(tmp_path / "gone"))
     spec = Open(1, 0, 0, spec_of(CHAT, facts=facts).encode())
     output = shell.handle([encode(StepRecords.build([row(HELLO[:1], "length", rid=1)], [spec]))])
-    assert merge_stream(body(output), CHAT).choices[0].content == "Hello" and len(output.recordings) == 1
+    assert merge_stream(body(output), CHAT).choices[0].content == "Hello"
+    shell.write(output.recordings)  # logs, and goes on
+    assert len(output.recordings) == 1
 
 
 def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     facts = ServerFacts("m", 2**31, 2**31, frozenset(), record=True)
     spec = Open(1, 0, 0, spec_of(CHAT, facts=facts).encode())
-    shell_of().handle([encode(StepRecords.build([row(HELLO[:1], "length", rid=1)], [spec]))])
+    shell = shell_of()
+    shell.write(shell.handle([encode(StepRecords.build([row(HELLO[:1], "length", rid=1)], [spec]))]).recordings)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_name_of_a_file_is_harmless(tmp_path: Path) -> None:
     shell = shell_of(record_dir=str(tmp_path))
-    shell._write({"name": "../../etc/passwd\0 é" + "x" * 300})
+    shell.write([{"name": "../../etc/passwd\0 é" + "x" * 300}])
     (file,) = tmp_path.iterdir()
     assert file.parent == tmp_path and json.loads(file.read_text())["name"].startswith("../../etc")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Coroutine
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from executor.messages import BODY, REQUEST_END, Abort, Emissions
 from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest, SamplingParams
 from postproc_workers.pool import WorkerPool
+from serve import app, http
 from serve.admission import ServerFacts
 from serve.app import App, ServerState
 from serve.prompts import Prompts
@@ -74,6 +76,15 @@ class Client:
 
     def json(self) -> Any:
         return json.loads(self.body)
+
+
+class Clock:
+    """A clock that goes when it is told to."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 class Served:
@@ -158,6 +169,29 @@ def test_a_document() -> None:
     run(main())
 
 
+def test_the_first_bytes_are_timed_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reading of the body, the template and the tokens, which a client waits for too."""
+    clock = Clock()
+    monkeypatch.setattr(http, "time", clock)
+
+    async def main() -> None:
+        served, tokenize = Served(), Prompts.chat
+
+        async def slow(prompts: Prompts, request: Any) -> tuple[str, list[int]]:
+            clock.now += 40
+            return await tokenize(prompts, request)
+
+        monkeypatch.setattr(Prompts, "chat", slow)
+        call = asyncio.create_task(served.call("/v1/chat/completions", {**CHAT, "stream": True}))
+        await served.submitted.wait()
+        clock.now += 2
+        served.answer(b"data: [DONE]\n\n", REQUEST_END)
+        await call
+        assert served.metric("first_chunk_seconds_sum 42.0") and served.metric("request_seconds_sum 42.0")
+
+    run(main())
+
+
 def test_every_request_is_minted_anew() -> None:
     async def main() -> None:
         specs = []
@@ -202,6 +236,24 @@ def test_a_write_that_fails_aborts_too() -> None:
         with pytest.raises(ConnectionResetError):
             await call
         assert served.to_executor[1:] == [Abort(served.request.rid)]
+        assert served.metric('path="/v1/chat/completions",status="500"} 1.0') and served.metric(
+            "request_seconds_count 1.0"
+        )
+
+    run(main())
+
+
+def test_a_fault_of_ours_is_counted() -> None:
+    async def main() -> None:
+        served = Served()
+
+        async def broken(*arguments: Any) -> list[list[int]]:
+            raise RuntimeError("a bug")
+
+        served.prompts.texts = broken  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="a bug"):
+            await served.call("/v1/completions", {"prompt": "a"})
+        assert served.metric('path="/v1/completions",status="500"} 1.0') and served.metric("request_seconds_count 1.0")
 
     run(main())
 
@@ -334,6 +386,25 @@ def test_tokenize_and_detokenize() -> None:
         assert wrong.status == 400 and "300" in wrong.json()["error"]["message"]
 
     run(main())
+
+
+def test_a_long_answer_is_made_in_few_steps_and_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    served, threads = Served(), []
+    run_, json_body = Prompts._run, http.json_body
+
+    async def counted(prompts: Prompts, call: Any) -> Any:
+        threads.append("hop")
+        return await run_(prompts, call)
+
+    def made(value: Any) -> bytes:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return json_body(value)
+
+    monkeypatch.setattr(Prompts, "_run", counted)
+    monkeypatch.setattr(app, "json_body", made)
+    answer = run(served.call("/tokenize", {"prompt": "ab" * 1000, "return_token_strs": True})).json()
+    assert answer["tokens"] == [97, 98] * 1000 and answer["token_strs"] == ["a", "b"] * 1000
+    assert threads == ["hop", "hop", "hop", "prompts"]
 
 
 def test_version() -> None:

@@ -62,3 +62,9 @@ def test_events_fold_by_kind() -> None:
         folded.add(event)
     assert (folded.content, folded.reasoning) == (["c1", "c2"], ["r1", "r2"])
     assert folded.tool_calls == [ToolCall("id0", "f", ["{", "}"]), ToolCall("id1", "g", [""])]
+
+
+def test_a_call_as_a_message_has_it() -> None:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    assert ToolCall("id0", "f", ['{"a"', ": 1}"]).as_json() == {"id": "id0", "type": "function", "function": function}
+    assert ToolCall("id0", "f").as_json()["function"]["arguments"] == ""

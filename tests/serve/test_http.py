@@ -15,10 +15,12 @@ from serve.http import (
     ClientGone,
     HttpProtocol,
     check_json,
+    json_body,
     read_body,
     request_id,
     send_body,
     send_error,
+    send_json,
     send_stream,
     watched,
 )
@@ -127,6 +129,21 @@ def test_a_whole_response() -> None:
     assert (
         sent.messages[0]["status"] == 201 and sent.head == {b"a": b"b", b"content-length": b"2"} and sent.body == b"{}"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "body"),
+    [
+        ({"a": "é", "b": None}, '{"a":"é","b":null}'.encode()),
+        ({"a": "half \ud83d"}, b'{"a": "half ?"}'),
+        ({"a": 1 << 70}, b'{"a": 1180591620717411303424}'),
+    ],
+)
+def test_json_is_utf_8_whatever_the_text(value: Any, body: bytes) -> None:
+    sent = Sent()
+    assert json_body(value) == body and asyncio.run(send_json(sent, value, [(b"a", b"b")], 201)) == 201
+    assert sent.messages[0]["status"] == 201 and sent.body == body
+    assert sent.head[b"content-type"] == b"application/json" and sent.head[b"a"] == b"b"
 
 
 def test_an_error_with_its_headers() -> None:

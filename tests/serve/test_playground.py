@@ -77,6 +77,13 @@ def test_the_prompt_may_open_the_block(tail: str, reasoning: str, content: str) 
     assert (answer["reasoning_content"], answer["content"]) == (reasoning, content)
 
 
+def test_of_a_whole_prompt_the_end_counts_as_it_does_for_a_model() -> None:
+    tail = "<think>\n" + "x" * 255
+    near = parsed(REASONING, text="Hm.</think>Hi.", parser="qwen3", prompt_tail="x" * 10_000 + "<think>\n")
+    far = parsed(REASONING, text="Hm.</think>Hi.", parser="qwen3", prompt_tail=tail)
+    assert (near["reasoning_content"], far["reasoning_content"]) == ("Hm.", "")
+
+
 @pytest.mark.parametrize("name", [*REASONING_PARSERS, HARMONY])
 def test_every_reasoning_parser_has_a_name_here(name: str) -> None:
     assert parsed(REASONING, text=THOUGHT, parser=name) == {
@@ -152,6 +159,7 @@ def test_an_unknown_parser_names_the_known_ones(path: str) -> None:
         (REASONING, {"parser": "qwen3", "text": 5}, "text"),
         (REASONING, {"parser": "qwen3", "text": "x" * (MAX_TEXT + 1)}, "text"),
         (REASONING, {"parser": "qwen3", "text": "x", "prompt_tail": []}, "prompt_tail"),
+        (REASONING, {"parser": "qwen3", "text": "x", "prompt_tail": "x" * (MAX_TEXT + 1)}, "prompt_tail"),
         (REASONING, {"parser": "qwen3", "text": "x", "tools": []}, "tools"),
         (TOOLS, {"parser": "hermes", "text": "x", "tools": [{"type": "function"}]}, "tools.0.function"),
         (TOOLS, {"parser": 5, "text": "x"}, "parser"),
@@ -188,6 +196,16 @@ def test_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> No
         assert len((await parsing).json()["tool_calls"]) == 1
 
     run(main())
+
+
+def test_text_at_the_bound_is_taken() -> None:
+    assert parsed(REASONING, text="x" * MAX_TEXT, parser="qwen3")["content"] == "x" * MAX_TEXT
+
+
+def test_half_a_pair_in_an_answer_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    folded = Folded(content=["half \ud83d"])
+    monkeypatch.setattr(playground, "parse_tool_calls", lambda name, text, tools: folded)
+    assert parsed(TOOLS, text="x", parser="hermes")["content"] == "half ?"
 
 
 # ------------------------------------------------------------------------------------------------------ the command

@@ -141,6 +141,11 @@ def test_truncation_and_padding_of_a_tokenizer_file_are_off() -> None:
         assert run(made.chat(chat(("user", "abcdef"), add_generation_prompt=False)))[1] == list(b"[user]abcdef")
 
 
+def test_each_id_on_its_own(prompts: Prompts) -> None:
+    assert run(prompts.strings([195, 169, 33, 195])) == ["\ufffd", "\ufffd", "!", "\ufffd"]
+    assert run(prompts.strings([])) == []
+
+
 def test_special_tokens(prompts: Prompts) -> None:
     assert set(prompts.special_tokens) == {*SPECIAL, *MARKS} and prompts.chat_template == TEMPLATE
     request = parse(TokenizeRequest, b'{"messages": [{"role": "user", "content": "a"}]}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -77,6 +78,7 @@ def test_what_no_engine_here_would_honour_is_replayed_all_the_same() -> None:
     "changed",
     [
         {"endpoint": "/v1/embeddings"}, {"endpoint": None}, {"request": {}}, {"request": []}, {"request": "x"},
+        {"request": None},
         {"request": {"messages": [{"role": "user", "content": "x"}], "n": "two"}}, {"endpoint": COMPLETIONS,
         "request": {"prompt": 5}},
     ],
@@ -86,3 +88,17 @@ def test_a_request_that_is_refused_is_its_error(changed: dict[str, Any]) -> None
         body = admit_recording({**recording(), **changed}, stream)
         assert isinstance(body, bytes)
         assert (merge_document(body, CHAT).error or {})["type"] == "invalid_request_error"
+
+
+def test_a_request_that_is_no_object_is_named() -> None:
+    body = admit_recording(recording() | {"request": ["x"]}, True)
+    assert isinstance(body, bytes)
+    error = merge_document(body, CHAT).error or {}
+    assert (error["param"], error["message"]) == ("request", "request must be an object.")
+
+
+def test_a_recording_stays_as_it_is() -> None:
+    made = recording(request=recording()["request"] | {"stop": "a", "seed": None})
+    before = copy.deepcopy(made)
+    admit_recording(made, True)
+    assert made == before

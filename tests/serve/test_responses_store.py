@@ -61,7 +61,11 @@ def test_a_conversation_is_whole_if_the_response_before_went_meanwhile(evicted: 
     assert contents(store, "b") == ["one", "so", "two", "so"] and len(store) == 1
     entry = store.get("b")
     assert before is not None and entry is not None
-    assert entry.size == store.size == before.size + len(document("b")) + len(json.dumps(said("two"), separators=(",", ":")))
+    assert (
+        entry.size
+        == store.size
+        == before.size + len(document("b")) + len(json.dumps(said("two"), separators=(",", ":")))
+    )
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
