@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from executor.request import GenerationRequest, SamplingParams
+from executor.request import GenerationRequest, PostprocParams, SamplingParams
 from executor.result import DetokenizedGenerationResultBase, OutputDelta
 from executor.wire import encode_delta, encode_failure
 from postproc_workers.post_processor import PostProcessor
@@ -38,6 +38,10 @@ def _no_args(args: Mapping[str, Any]) -> None:
     return None
 
 
+#: The post-processor of this file.
+DELTAS = PostprocParams("deltas")
+
+
 def deltas_request(
     rid: int,
     prompts: Sequence[Sequence[int]],
@@ -46,12 +50,14 @@ def deltas_request(
     n: int = 1,
     stop: Sequence[str] = (),
     skip_special_tokens: bool = True,
+    postproc: PostprocParams = DELTAS,
     frontend: int = 0,
 ) -> GenerationRequest:
-    """A request whose steps come back as plain data. ``stop``: up to 16 strings."""
+    """A request whose steps come back as plain data. ``stop``: up to 16 strings. ``postproc``: another post-processor
+    that answers in deltas, by its name in the worker's table."""
     spec = StreamSpec(
-        post_processor="deltas",
-        args={},
+        post_processor=postproc.post_processor,
+        args=dict(postproc.args),
         outputs=len(prompts) * n,
         streaming=True,
         prompt_tokens=sum(map(len, prompts)),
@@ -63,4 +69,4 @@ def deltas_request(
     return GenerationRequest(rid, prompts, sampling, spec.encode(), n, frontend)
 
 
-POST_PROCESSORS = {"deltas": PostProcessor(deltas_post_processor, _no_args, _fail)}
+POST_PROCESSORS = {DELTAS.post_processor: PostProcessor(deltas_post_processor, _no_args, _fail)}

@@ -11,7 +11,6 @@ its tokens, and a resubmitted request the same request.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +21,7 @@ from serve.errors import BadRequestError, ContextLengthError, NotFoundError
 from serve.harmony_adapter import harmony_spec
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
 from serve.parsers import visible_markers
+from serve.recorded_request import RecordedServer, recorded_chat, recorded_completion
 
 AnyRequest = ChatCompletionRequest | CompletionRequest
 
@@ -29,11 +29,6 @@ PROMPT_TAIL = 256  #: characters of a rendered prompt that a post-processor sees
 
 #: SamplingParams fields that a model's generation_config.json may preset for requests that say nothing
 PRESETS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-#: fields that tell who asked; a recording without prompts leaves them out too
-_PERSONAL = ("user", "metadata", "safety_identifier", "prompt_cache_key")
-#: the run of tags and white space that ends a prompt, e.g. ``<think>\n``
-_CLOSING_TAGS = re.compile(r"(?:<[^<>\s]{1,64}>|\[/?\w{1,32}\]|\s)*\Z")
-
 
 #: Tokens of a completion whose client gives no limit (the legacy endpoint's documented default).
 COMPLETION_TOKENS = 16
@@ -287,7 +282,10 @@ def chat_spec(
         "reasoning_alias": facts.reasoning_alias,
         "prompt_tail": prompt[-PROMPT_TAIL:],
     }
-    recording = _chat_recording(request, prompt, facts, minted) if facts.record else None
+    recording = None
+    if facts.record:
+        kept = prompt if facts.record_prompts else args["prompt_tail"]
+        recording = recorded_chat(request, kept, _recorded_server(request, facts, minted))
     spec = _spec(request, "chat", args, request.n, prompt_tokens, streaming, recording)
     # A format's markers may be special tokens, and its parser has to see them.
     markers = visible_markers(args["reasoning_parser"], args["tool_parser"])
@@ -310,7 +308,9 @@ def completion_spec(
         "echo": list(prompt_texts) if request.echo else None,
         "prompt_count": len(prompt_texts),
     }
-    recording = _completion_recording(request, prompt_texts, facts, minted) if facts.record else None
+    recording = None
+    if facts.record:
+        recording = recorded_completion(request, prompt_texts, _recorded_server(request, facts, minted))
     return _spec(request, "completion", args, request.n * len(prompt_texts), prompt_tokens, streaming, recording)
 
 
@@ -352,47 +352,11 @@ def _spec(
     )
 
 
-# ------------------------------------------------------------------ what a recording says of its request
-
-
-def _chat_recording(request: ChatCompletionRequest, prompt: str, facts: ServerFacts, minted: Minted) -> dict[str, Any]:
-    # The stand-in must be a legal request: only an assistant's message can be continued.
-    role = "assistant" if request.continue_final_message else "user"
-    stand_in = {"messages": [{"role": role, "content": ""}]}
-    kept = prompt if facts.record_prompts else _template_tail(request, prompt)
-    return _recording(request, "/v1/chat/completions", stand_in, kept, facts, minted)
-
-
-def _completion_recording(
-    request: CompletionRequest, prompt_texts: list[str], facts: ServerFacts, minted: Minted
-) -> dict[str, Any]:
-    stand_in = {"prompt": "" if len(prompt_texts) == 1 else [""] * len(prompt_texts)}
-    kept = prompt_texts[0] if facts.record_prompts and len(prompt_texts) == 1 else ""
-    return _recording(request, "/v1/completions", stand_in, kept, facts, minted)
-
-
-def _recording(
-    request: AnyRequest, endpoint: str, stand_in: dict[str, Any], prompt: str, facts: ServerFacts, minted: Minted
-) -> dict[str, Any]:
-    body = request.as_sent()
-    if not facts.record_prompts:
-        body = {name: value for name, value in body.items() if name not in _PERSONAL} | stand_in
+def _recorded_server(request: AnyRequest, facts: ServerFacts, minted: Minted) -> RecordedServer:
     server = {
         "tokenizer": facts.tokenizer or None,
         "tool_parser": facts.tool_parser,
         "reasoning_parser": facts.reasoning_parser,
     }
-    recording = {"name": minted.response_id, "endpoint": endpoint, "request": body, "server": server}
-    # Beyond the format's keys: with them a replay gives the client's bytes to the letter.
-    recording["minted"] = {"id": minted.response_id, "created": minted.created, "model": request.model or facts.model}
-    return recording | {"prompt": prompt} if prompt else recording
-
-
-def _template_tail(request: ChatCompletionRequest, prompt: str) -> str:
-    """The tags that end a prompt: they say whether the output starts inside a reasoning block, and quote nobody.
-
-    A message that ends in a tag itself could run into them, and then nothing is kept.
-    """
-    last = (request.messages[-1].content or "").rstrip()
-    match = _CLOSING_TAGS.search(prompt[-PROMPT_TAIL:])
-    return match.group() if match and last and not last.endswith((">", "]")) else ""
+    said = {"id": minted.response_id, "created": minted.created, "model": request.model or facts.model}
+    return RecordedServer(facts.record_prompts, server, said)

@@ -6,6 +6,7 @@ those of the text endpoints.
 
 from __future__ import annotations
 
+from postproc_workers.deltas import POST_PROCESSORS as DELTAS
 from postproc_workers.post_processor import PostProcessor
 from serve.harmony_adapter import (
     HarmonyPostprocArgs,
@@ -22,6 +23,7 @@ from serve.responses_utils import (
 )
 
 POST_PROCESSORS: dict[str, PostProcessor] = {
+    **DELTAS,
     **TEXT_POST_PROCESSORS,
     "chat_harmony_stream": PostProcessor(chat_harmony_streaming_post_processor, HarmonyPostprocArgs, fail_stream),
     "chat_harmony_unary": PostProcessor(
