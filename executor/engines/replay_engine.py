@@ -40,8 +40,9 @@ the script's own beginning, is taken for history.
 late makes the steps it missed, up to :data:`MAX_CATCH_UP`, as a GPU would have. The clock is an argument, so a test
 needs no waiting.
 
-Sampling values mean nothing here, and all are accepted whose ids are in the vocabulary. Log-probabilities, where asked for, are made up from the ids
-unless the script has them. A row of one synthetic id costs about 0.6 µs, with 4096 outputs in a step.
+Sampling values mean nothing here, and all are accepted whose ids are in the vocabulary. Log-probabilities, where asked
+for, are made up from the ids unless the script has them. A row of one synthetic id costs about 0.6 µs, with 4096
+outputs in a step.
 """
 
 from __future__ import annotations
