@@ -18,8 +18,8 @@ from executor.channel import STEPS_HWM, AddressError, bind_pull, connect_push, d
 from executor.child import Child, run_child
 from executor.core import RETRY, ExecutorCore
 from executor.engines import engine_factory
-from executor.messages import Status, StepRecords, WireError, WorkerJoined, WorkerLost
-from executor.wire import decode, encode
+from executor.messages import Status, StepRecords, WorkerJoined, WorkerLost
+from executor.wire import FrameReader, encode
 
 logger = logging.getLogger("tailrace.executor")
 
@@ -31,7 +31,7 @@ class ExecutorProcess:
     """The sockets around an ``ExecutorCore``."""
 
     def __init__(self, core: ExecutorCore, config: dict[str, Any]) -> None:
-        self.refused_frames = 0
+        self._frames = FrameReader(logger)
         self._core = core
         self._context = zmq.Context()
         self._inbound = bind_pull(self._context, config["address"])
@@ -67,11 +67,8 @@ class ExecutorProcess:
         return -int(-1000 * (min(timeout, RETRY) if self._waiting else timeout) // 1)
 
     def _receive(self, frame: bytes) -> None:
-        try:
-            message = decode(frame)
-        except WireError as error:
-            self.refused_frames += 1
-            logger.warning("refused a frame of %d bytes: %s", len(frame), error)
+        message = self._frames.read(frame)
+        if message is None:
             return
         if isinstance(message, WorkerJoined):
             if not self._connect(message):
@@ -85,8 +82,7 @@ class ExecutorProcess:
         try:
             socket = connect_push(self._context, joined.address, STEPS_HWM, linger_ms=0)
         except (AddressError, zmq.ZMQError) as error:
-            self.refused_frames += 1
-            logger.warning("refused worker %d: %s", joined.worker, error)
+            self._frames.refuse("worker %d: %s", joined.worker, error)
             return False
         if (before := self._workers.get(joined.worker)) is not None:
             before.close()
@@ -108,7 +104,7 @@ class ExecutorProcess:
         if now < self._next_status:
             return
         self._next_status = now + STATUS_INTERVAL
-        own = {"refused_frames": self.refused_frames, "full_workers": len(self._waiting)}
+        own = {"refused_frames": self._frames.refused, "full_workers": len(self._waiting)}
         frame = encode(Status(self._core.stats() | own))
         for socket in self._frontends:
             try_send(socket, frame)  # a front end that does not read misses a report, no more

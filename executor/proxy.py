@@ -33,7 +33,7 @@ from executor.messages import (
 )
 from executor.request import GenerationRequest
 from executor.result import AbortedError, GenerationResult, OutputDelta, ResultError
-from executor.wire import decode, decode_deltas, encode
+from executor.wire import FrameReader, decode_deltas, encode
 
 logger = logging.getLogger("tailrace.proxy")
 
@@ -96,7 +96,7 @@ class GenerationExecutor:
         self.frontend = frontend
         #: emission rows for requests that are gone or under a newer epoch
         self.late_rows = 0
-        self.refused_frames = 0
+        self._frames = FrameReader(logger)
         #: messages that the executor's full queue refused
         self.dropped_messages = 0
         #: the executor's last report, and each worker's
@@ -134,6 +134,11 @@ class GenerationExecutor:
         asyncio.get_running_loop().remove_reader(self._inbound.fileno())
         self._context.destroy(linger=500)
         self._context = self._inbound = None
+
+    @property
+    def refused_frames(self) -> int:
+        """Malformed frames."""
+        return self._frames.refused
 
     @property
     def open_requests(self) -> int:
@@ -233,13 +238,9 @@ class GenerationExecutor:
             asyncio.get_running_loop().call_soon(self._on_readable)
 
     def _receive_frame(self, frame: bytes) -> None:
-        try:
-            message = decode(frame)
-        except WireError as error:
-            self.refused_frames += 1
-            logger.warning("refused a frame of %d bytes: %s", len(frame), error)
-            return
-        self.receive(message)
+        message = self._frames.read(frame)
+        if message is not None:
+            self.receive(message)
 
     def _emissions(self, message: Emissions) -> None:
         if message.worker in self._lost:

@@ -27,6 +27,7 @@ streams that is half of them, and at 16 rows a frame the columns' fixed cost is 
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -356,6 +357,27 @@ def decode(frame: bytes) -> Message:
     if decoder is None:
         raise WireError(f"t: unknown kind {str(kind)[:40]!r}")
     return decoder(fields)
+
+
+class FrameReader:
+    """Decodes what arrives at one process. refused: frames that were none, each told to ``logger``."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self.refused = 0
+        self._logger = logger
+
+    def read(self, frame: bytes) -> Message | None:
+        """The message of a frame, None for one that is refused."""
+        try:
+            return decode(frame)
+        except WireError as error:
+            self.refuse("a frame of %d bytes: %s", len(frame), error)
+            return None
+
+    def refuse(self, what: str, *args: object) -> None:
+        """Count and log something that is not taken."""
+        self.refused += 1
+        self._logger.warning("refused " + what, *args)
 
 
 # ------------------------------------------------------------------------------------------------------ deltas

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from executor.messages import Emissions, StepRecords, WireError
+from executor.messages import Emissions, StepRecords
 from executor.request import PostprocWorkerConfig
-from executor.wire import decode
+from executor.wire import FrameReader
 from postproc_workers.hook import load_hook
 from postproc_workers.post_processor import load_post_processors
 from postproc_workers.vocabulary import Vocabulary
@@ -36,7 +36,7 @@ class WorkerShell:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.worker_id = int(config["worker"])
-        self.refused_frames = 0
+        self._frames = FrameReader(logger)
         postproc = PostprocWorkerConfig(**config["postproc"])
         self._record_dir = Path(config["record_dir"]) if config.get("record_dir") else None
         self._worker = PostprocWorker(
@@ -84,21 +84,16 @@ class WorkerShell:
             "busy_seconds": self._busy_seconds,
             "queue_age_seconds": self._queue_age,
             "batch_rows": self._batch_rows,
-            "refused_frames": self.refused_frames,
+            "refused_frames": self._frames.refused,
         }
 
     def _decode(self, frame: bytes) -> StepRecords | None:
-        try:
-            message = decode(frame)
-        except WireError as error:
-            self.refused_frames += 1
-            logger.warning("refused a frame of %d bytes: %s", len(frame), error)
-            return None
-        if not isinstance(message, StepRecords):
-            self.refused_frames += 1
-            logger.warning("refused a message of kind %s that is not for a worker", type(message).__name__)
-            return None
-        return message
+        message = self._frames.read(frame)
+        if isinstance(message, StepRecords):
+            return message
+        if message is not None:
+            self._frames.refuse("a message of kind %s that is not for a worker", type(message).__name__)
+        return None
 
     def _write(self, recording: dict[str, Any]) -> None:
         """One file per request; a full disk or a missing directory costs the recording, not the stream."""

@@ -229,7 +229,7 @@ class Launcher:
             "record_dir": self._record_dir(),
             "log_level": self._config.log_level,
         }
-        if size == 0:
+        if not postproc.enabled:
             self._link = InProcessLink({**config, "worker": 0, "address": self._worker_address(0)}, self._proxy)
             self._link.start()
             return
