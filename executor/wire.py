@@ -28,9 +28,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -68,11 +69,21 @@ _SIZES = {"q": 8, "I": 4, "H": 2, "i": 4, "B": 1, "d": 8}
 _SWAP = sys.byteorder == "big"
 
 
-def _pack(code: str, values: Iterable[Any]) -> bytes:
-    column = array(code, values)
-    if _SWAP:
-        column.byteswap()
-    return column.tobytes()
+class _Packers(dict[tuple[str, int], Callable[..., bytes]]):
+    """(code, number of values) -> what packs them. Compiled once: half the cost of an array's conversion. Bounded."""
+
+    def __missing__(self, key: tuple[str, int]) -> Callable[..., bytes]:
+        packer = struct.Struct(f"<{key[1]}{key[0]}").pack
+        if len(self) < 1 << 12:
+            self[key] = packer
+        return packer
+
+
+_PACKERS = _Packers()
+
+
+def _pack(code: str, values: Sequence[Any]) -> bytes:
+    return _PACKERS[code, len(values)](*values)
 
 
 def _unpack(fields: Mapping[str, Any], name: str, code: str) -> list[Any]:
@@ -217,7 +228,7 @@ def _encode_logprobs(rows: Mapping[int, Sequence[TokenLogprob]]) -> dict[str, by
     entries = [entry for row in rows.values() for entry in row]
     tops = [pair for entry in entries for pair in entry.top]
     return {
-        "lp_row": _pack("I", rows), "lp_n": _pack("H", map(len, rows.values())),
+        "lp_row": _pack("I", tuple(rows)), "lp_n": _pack("H", tuple(map(len, rows.values()))),
         "lp_value": _pack("d", [e.logprob for e in entries]), "lp_k": _pack("H", [len(e.top) for e in entries]),
         "lp_id": _pack("i", [pair[0] for pair in tops]), "lp_alt": _pack("d", [pair[1] for pair in tops]),
     }  # fmt: skip
