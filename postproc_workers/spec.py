@@ -18,6 +18,8 @@ from typing import Any
 
 import msgpack
 
+from postproc_workers.stop_gate import read_gate
+
 MAX_OUTPUTS = 1 << 16  #: an output's index is 2 bytes in a step's columns
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024  #: a stop string may be held back for its whole length
@@ -44,6 +46,7 @@ class StreamSpec:
     continuation: the text continues the prompt (completions): a space before its first word stays.
     visible_tokens: texts of special tokens that are shown even where special tokens are skipped: parsers look for them.
     stop: up to 16 strings that end an output; ``include_stop`` leaves the one that matched in the text.
+    stop_gate: (inside, opens, closes) of a reasoning block in which stop strings are not looked for (``stop_gate.py``).
     stop_token_ids: the client's own; an output that one of them ended reports it as its stop reason.
     logprobs: None is off, 0 the sampled token's only, k > 0 also the k most likely ones.
     token_pieces: the post-processor wants the text of each token (``CompletionOutput.pieces``), to count tokens by it.
@@ -62,6 +65,7 @@ class StreamSpec:
     visible_tokens: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     include_stop: bool = False
+    stop_gate: tuple[Any, ...] | None = None
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     token_pieces: bool = False
@@ -158,6 +162,17 @@ def _stop(name: str, value: object) -> str:
     return value
 
 
+def _gate(name: str, value: object) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise _refuse(name, "an array", value)
+    _check_plain(name, value)
+    try:
+        read_gate(value)
+    except ValueError as error:
+        raise SpecError(str(error)) from error
+    return tuple(value)
+
+
 def _plain_map(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _refuse(name, "a map", value)
@@ -201,6 +216,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "visible_tokens": _tuple_of(_name, MAX_VISIBLE_TOKENS),
     "stop": _tuple_of(_stop, MAX_STOPS),
     "include_stop": _flag,
+    "stop_gate": _optional(_gate),
     "stop_token_ids": _tuple_of(_number(0, MAX_TOKEN_ID), MAX_STOP_TOKEN_IDS),
     "logprobs": _optional(_number(0, MAX_TOP_LOGPROBS)),
     "token_pieces": _flag,

@@ -14,7 +14,8 @@ from executor.engines.base import TokenLogprob
 from executor.messages import Finish
 from executor.result import CompletionOutput, Logprob
 from postproc_workers.spec import StreamSpec
-from postproc_workers.stop_strings import StopStrings
+from postproc_workers.stop_gate import GatedMatcher, gated, read_gate
+from postproc_workers.stop_strings import StopMatcher, StopStrings
 from postproc_workers.vocabulary import Vocabulary
 
 End = tuple[str, str | int | None]
@@ -65,7 +66,10 @@ class Stage:
         self.index, self.output, self.interval = output.index, output, interval
         self.ended = self.holds = False
         self.silent, self.silent_end = 0, False
-        self._spec, self._matcher = spec, stops.matcher() if stops is not None else None
+        self._spec = spec
+        self._matcher: StopMatcher | GatedMatcher | None = None
+        if stops is not None:
+            self._matcher = gated(stops.matcher(), read_gate(spec.stop_gate))
         self._shown_stops = frozenset(spec.stop_token_ids) if spec.include_stop else frozenset()
         self._wants_logprobs, self._wants_pieces = spec.logprobs is not None, spec.token_pieces
         self._held = News("", ())

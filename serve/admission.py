@@ -20,7 +20,7 @@ from postproc_workers.spec import MAX_OUTPUTS, StreamSpec
 from serve.errors import BadRequestError, ContextLengthError, NotFoundError
 from serve.harmony_adapter import harmony_spec
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
-from serve.parsers import visible_markers
+from serve.parsers import HARMONY, reasoning_gate, visible_markers
 from serve.recorded_request import RecordedServer, recorded_chat, recorded_completion
 
 AnyRequest = ChatCompletionRequest | CompletionRequest
@@ -97,8 +97,8 @@ def admit_chat(
         raise _unsupported(
             "tools", 'the server was started without a tool parser; tool_choice "none" shows the tools only'
         )
-    if request.stop and not request.stop_in_reasoning and facts.reasoning_parser is not None:
-        raise _unsupported("stop_in_reasoning", "stop strings are looked for in the whole output")
+    if request.stop and not request.stop_in_reasoning and facts.reasoning_parser == HARMONY:
+        raise _unsupported("stop_in_reasoning", "stop strings are looked for in the whole output of harmony models")
     sampling = sampling_params(request, facts, len(prompt_ids), minted)
     spec = chat_spec(
         request, prompt=prompt, prompt_tokens=len(prompt_ids), facts=facts, minted=minted, streaming=request.stream
@@ -287,6 +287,8 @@ def chat_spec(
         kept = prompt if facts.record_prompts else args["prompt_tail"]
         recording = recorded_chat(request, kept, _recorded_server(request, facts, minted))
     spec = _spec(request, "chat", args, request.n, prompt_tokens, streaming, recording)
+    if not request.stop_in_reasoning:
+        spec = replace(spec, stop_gate=reasoning_gate(facts.reasoning_parser, args["prompt_tail"]))
     # A format's markers may be special tokens, and its parser has to see them.
     markers = visible_markers(args["reasoning_parser"], args["tool_parser"])
     spec = replace(spec, visible_tokens=tuple(sorted(markers)), token_pieces=args["reasoning_parser"] is not None)

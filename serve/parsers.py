@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from serve.events import ChoiceParser, ContentDelta, Event, EventParser, Folded, ReasoningDelta
 from serve.harmony_parser import harmony_text_parser
 from serve.reasoning import REASONING_PARSERS
-from serve.reasoning.blocks import ReasoningParser, TaggedContent, joined
+from serve.reasoning.blocks import ReasoningParser, Stage, TaggedContent, joined
 from serve.tools import TOOL_PARSERS
 from serve.tools.calls import Calls
 from serve.tools.markup import literals_of
@@ -182,6 +182,14 @@ def check_names(reasoning: str | None, tool: str | None) -> None:
     for kind, name, known in (("reasoning", reasoning, REASONING_PARSERS), ("tool", tool, TOOL_PARSERS)):
         if name is not None and name != HARMONY and name not in known:
             raise ValueError(f"{kind}_parser: {name!r} is not one of {', '.join(sorted((*known, HARMONY)))}")
+
+
+def reasoning_gate(name: str | None, prompt_tail: str) -> tuple[bool, list[str], list[str]] | None:
+    """(inside, opens, closes) of the block that stop strings may leave alone; None where all text is content."""
+    format = REASONING_PARSERS.get(name or "")
+    if format is None or format.keeps_tags or (stage := format.initial_stage(prompt_tail)) is Stage.AFTER:
+        return None
+    return stage is Stage.INSIDE, list(format.opens), [*format.closes, *format.ends]
 
 
 def visible_markers(reasoning: str | None, tool: str | None) -> frozenset[str]:

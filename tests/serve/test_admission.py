@@ -124,7 +124,7 @@ CHAT_REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"logprobs": True}, {"supported": ALL - {"logprobs"}}, "logprobs"),
     ({"tools": [TOOL]}, {}, "tools"),
     ({"tools": [TOOL], "tool_choice": "required"}, {}, "tools"),
-    ({"stop": "x", "stop_in_reasoning": False}, {"reasoning_parser": "qwen3"}, "stop_in_reasoning"),
+    ({"stop": "x", "stop_in_reasoning": False}, {"reasoning_parser": "harmony"}, "stop_in_reasoning"),
 ]
 
 COMPLETION_REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
