@@ -70,8 +70,12 @@ def run(parts: list[str], stops: list[str], inside: bool) -> tuple[str, str | No
     return sent + matcher.flush() + matcher.flush(), None, 0
 
 
-@given(st.lists(st.sampled_from(FRAGMENTS), max_size=12), st.lists(st.sampled_from(STOPS), min_size=1, unique=True), st.booleans(),
-       st.data())  # fmt: skip
+@given(
+    st.lists(st.sampled_from(FRAGMENTS), max_size=12),
+    st.lists(st.sampled_from(STOPS), min_size=1, unique=True),
+    st.booleans(),
+    st.data(),
+)
 def test_every_cut_agrees_with_the_definition(
     fragments: list[str], stops: list[str], inside: bool, data: st.DataObject
 ) -> None:
