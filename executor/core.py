@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from executor.dispatcher import Dispatcher
@@ -96,9 +96,8 @@ class ExecutorCore:
 
     def _worker_lost(self, message: WorkerLost) -> None:
         for rid in self.dispatcher.worker_lost(message):
-            for index in range(self.dispatcher.num_outputs(rid)):
-                self._engine.cancel(rid, index)
+            self._stop(rid, range(self.dispatcher.num_outputs(rid)))
 
-    def _stop(self, rid: int, indexes: list[int]) -> None:
+    def _stop(self, rid: int, indexes: Iterable[int]) -> None:
         for index in indexes:
             self._engine.cancel(rid, index)

@@ -273,8 +273,8 @@ def _decode_steps(f: Mapping[str, Any]) -> StepRecords:
     rids = _unpack(f, "rid", "q")
     return StepRecords(
         rids,
-        _unpack(f, "index", "H") if "index" in f else [0] * len(rids),
-        _unpack(f, "count", "H") if "count" in f else [1] * len(rids),
+        _unpack_unusual(f, "index", "H", len(rids), 0),
+        _unpack_unusual(f, "count", "H", len(rids), 1),
         _unpack(f, "token", "i"),
         _decode_finishes(f["finish"]) if "finish" in f else None,
         _decode_logprobs(f) if "lp_row" in f else None,

@@ -18,10 +18,10 @@ from typing import Any
 
 import msgpack
 
+from executor.messages import MAX_OUTPUTS
 from postproc_workers.stop_gate import read_gate
+from postproc_workers.stop_strings import MAX_STOPS
 
-MAX_OUTPUTS = 1 << 16  #: an output's index is 2 bytes in a step's columns
-MAX_STOPS = 16
 MAX_STOP_CHARS = 1024  #: a stop string may be held back for its whole length
 MAX_STOP_TOKEN_IDS = 1024
 MAX_VISIBLE_TOKENS = 64

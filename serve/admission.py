@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from executor.messages import MAX_OUTPUTS
 from executor.request import GREEDY_BELOW, GenerationRequest, SamplingParams
-from postproc_workers.spec import MAX_OUTPUTS, StreamSpec
+from postproc_workers.spec import StreamSpec
 from serve.errors import BadRequestError, ContextLengthError, NotFoundError
 from serve.harmony_adapter import harmony_spec
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest

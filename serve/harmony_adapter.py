@@ -27,22 +27,20 @@ from postproc_workers.spec import MAX_STOP_CHARS, StreamSpec
 from postproc_workers.vocabulary import Vocabulary
 from serve.events import Event
 from serve.harmony_parser import HarmonyMachine, HarmonyTextParser, harmony_machine, mark_of
-from serve.parsers import ChatParser
+from serve.parsers import HARMONY, ChatParser
 from serve.postprocess_handlers import ChatPostprocArgs, chat_stream_post_processor, chat_unary_post_processor
 
 Record = DetokenizedGenerationResultBase
 
-NAME = "harmony"
-
 
 def is_harmony(args: Mapping[str, Any]) -> bool:
     """Whether a spec's args ask for this format."""
-    return NAME in (args.get("reasoning_parser"), args.get("tool_parser"))
+    return HARMONY in (args.get("reasoning_parser"), args.get("tool_parser"))
 
 
 def harmony_spec(spec: StreamSpec, reasoning_parser: str | None, tool_parser: str | None) -> StreamSpec:
     """``spec``, for a server with these parsers: as it is, or changed to what the post-processors here expect."""
-    if NAME not in (reasoning_parser, tool_parser):
+    if HARMONY not in (reasoning_parser, tool_parser):
         return spec
     name = spec.post_processor.replace("chat_", "chat_harmony_", 1)
     args = spec.args | {"holds_text": bool(spec.stop), "spaces": spec.spaces_between_special_tokens}

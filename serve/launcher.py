@@ -41,6 +41,7 @@ from executor.request import PostprocWorkerConfig
 from postproc_workers.hook import load_hook
 from postproc_workers.link import InProcessLink
 from postproc_workers.pool import WorkerPool
+from postproc_workers.replay import POST_PROCESSORS
 from serve.admission import PRESETS, ServerFacts
 from serve.app import App
 from serve.config import Config
@@ -51,8 +52,6 @@ from serve.prompts import Prompts
 from serve.tokenizer_loading import load_tokenizer, worker_tokenizer
 
 logger = logging.getLogger("tailrace.serve")
-
-POST_PROCESSORS = "serve.post_processors:POST_PROCESSORS"
 
 #: A Unix socket's path has 107 bytes at most, and the longest name in the directory may be worker-1234567.
 _MAX_RUN_DIR = 90

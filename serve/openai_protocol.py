@@ -28,7 +28,8 @@ from pydantic import (
     model_validator,
 )
 
-from postproc_workers.spec import MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS, MAX_TOKEN_ID, MAX_TOP_LOGPROBS
+from postproc_workers.spec import MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, MAX_TOP_LOGPROBS
+from postproc_workers.stop_strings import MAX_STOPS
 from serve.body import Body, quote, wrong
 
 MAX_PROMPTS = 2048  #: prompts of one completion request

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postproc_workers.spec import MAX_DEPTH, MAX_OUTPUTS, MAX_STOP_CHARS, MAX_STOPS, SpecError, StreamSpec
+from executor.messages import MAX_OUTPUTS
+from postproc_workers.spec import MAX_DEPTH, MAX_STOP_CHARS, SpecError, StreamSpec
+from postproc_workers.stop_strings import MAX_STOPS
 
 SMALLEST = StreamSpec(post_processor="chat_stream", args={}, outputs=1, streaming=True, prompt_tokens=0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from postproc_workers.post_processor import PostProcessor, load_post_processors
-from serve.launcher import POST_PROCESSORS
+from postproc_workers.replay import POST_PROCESSORS
 
 
 def test_what_a_servers_workers_can_do() -> None:
