@@ -139,7 +139,87 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--shutdown_timeout", type=_seconds, default=30.0, metavar="SECONDS",
         help="how long open streams may go on after SIGTERM or ctrl-C; a second signal ends at once "
              "(default: %(default)s)")  # fmt: skip
+    _add_limits(parser)
+    _add_access(parser)
     add("--log_level", default="info", choices=("debug", "info", "warning", "error"), help="(default: %(default)s)")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("limits")
+    add = group.add_argument
+    add(
+        "--max_requests",
+        type=_positive,
+        default=4096,
+        metavar="N",
+        help="requests open at once; the next one gets a 429 (default: %(default)s)",
+    )
+    add(
+        "--max_queued_tokens",
+        type=_positive,
+        default=4 << 20,
+        metavar="N",
+        help="prompt tokens of requests that wait for their first token; beyond, a 429 (default: %(default)s)",
+    )
+    add(
+        "--queue_timeout",
+        type=_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long a request may wait for its first token, then a 503; 0: for ever (default: %(default)s)",
+    )
+    add(
+        "--client_buffer_bytes",
+        type=_positive,
+        default=1 << 20,
+        metavar="BYTES",
+        help="what may gather for a client that reads slowly, until it is disconnected (default: %(default)s)",
+    )
+    add(
+        "--client_stall_timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long a client may take nothing of what waits for it; 0: for ever (default: %(default)s)",
+    )
+    add(
+        "--keep_alive_interval",
+        type=_seconds,
+        default=15.0,
+        metavar="SECONDS",
+        help="an event stream without news gets a comment this often; 0: never (default: %(default)s)",
+    )
+    add(
+        "--hang_timeout",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="a worker or executor whose loop stands still this long is replaced; 0: never (default: %(default)s)",
+    )
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("access")
+    add = group.add_argument
+    add(
+        "--api_key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a key that clients must send as a bearer token; may be given several times. Better in the environment as "
+        "TAILRACE_API_KEY, or in a file: arguments are seen by every user of the machine",
+    )
+    add("--api_key_file", metavar="FILE", help="a file with one key per line")
+    add(
+        "--cors_origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="an origin whose pages may call this server from a browser, or *; may be given several times",
+    )
+    add("--ssl_certfile", metavar="FILE", help="certificate chain: serve HTTPS")
+    add("--ssl_keyfile", metavar="FILE", help="its private key, if not in the same file")
+    add("--ssl_ca_certs", metavar="FILE", help="accept only clients with a certificate of these authorities")
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
@@ -182,6 +262,8 @@ def _config(arguments: argparse.Namespace) -> Config:
     values = {name: value for name, value in vars(arguments).items() if name != "command"}
     for name in ("reasoning_parser", "tool_parser"):
         values[name] = None if values[name] == "none" else values[name]
+    for name in ("api_key", "cors_origin"):
+        values[name] = tuple(values[name])
     return Config(**values)
 
 

@@ -45,6 +45,19 @@ class Config:
     record_prompts: bool = False
     max_body_bytes: int = 32 << 20
     shutdown_timeout: float = 30.0
+    max_requests: int = 4096
+    max_queued_tokens: int = 4 << 20
+    queue_timeout: float = 600.0
+    client_buffer_bytes: int = 1 << 20
+    client_stall_timeout: float = 30.0
+    keep_alive_interval: float = 15.0
+    hang_timeout: float = 10.0
+    api_key: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    cors_origin: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
     log_level: str = "info"
 
     def engine_args(self, model_dir: str | None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
@@ -12,7 +11,6 @@ from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve.errors import ApiError, BadRequestError, PayloadTooLargeError
 from serve.streams import ClientStream
@@ -25,26 +23,6 @@ EVENTS = (
 )
 
 Header = tuple[bytes, bytes]
-
-
-_OFFER = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
-
-
-class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol for clients that offer to go on in another one: Java's offers HTTP/2 with its first request.
-
-    The parser stops behind a head with such an offer, and the body of the request would be lost. Nothing is ever
-    upgraded here, so the offer goes before the parser sees it; a head that comes in pieces keeps it, and fails as
-    before.
-    """
-
-    def data_received(self, data: bytes) -> None:
-        """More bytes from the client."""
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle and b"pgrade" in data:
-            head, end, rest = data.partition(b"\r\n\r\n")
-            data = _OFFER.sub(b"", head) + end + rest
-        super().data_received(data)
 
 
 class ClientGone(Exception):

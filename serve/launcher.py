@@ -29,7 +29,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 import uvloop
 from transformers import PreTrainedTokenizerBase
 
@@ -42,12 +41,13 @@ from postproc_workers.hook import load_hook
 from postproc_workers.link import InProcessLink
 from postproc_workers.pool import WorkerPool
 from postproc_workers.replay import POST_PROCESSORS
-from serve.admission import PRESETS, ServerFacts
+from serve.admission import ServerFacts
 from serve.app import App
 from serve.config import Config
+from serve.facts import server_facts
 from serve.gateway import ServerState
-from serve.http import HttpProtocol
-from serve.parsers import check_names, detect
+from serve.http_server import HttpServer
+from serve.parsers import check_names
 from serve.prompts import Prompts
 from serve.tokenizer_loading import load_tokenizer, worker_tokenizer
 
@@ -55,9 +55,6 @@ logger = logging.getLogger("tailrace.serve")
 
 #: A Unix socket's path has 107 bytes at most, and the longest name in the directory may be worker-1234567.
 _MAX_RUN_DIR = 90
-
-#: The embedded model's own card recommends these; at the API's defaults (1, 1) so small a model soon loses the thread.
-_EMBEDDED_PRESETS = {"temperature": 0.2, "top_p": 0.9}
 
 
 class StartError(RuntimeError):
@@ -143,7 +140,7 @@ class Launcher:
         self._link: InProcessLink | None = None
         self._executor: ChildProcess | None = None
         self._prompts: Prompts | None = None
-        self._http: _HttpServer | None = None
+        self._http: HttpServer | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -170,9 +167,10 @@ class Launcher:
         tokenizer, info = await self._load()
         await self._start_workers(info, worker_tokenizer(tokenizer, self._tokenizer_source, self._run_dir))
         self._prompts = Prompts(tokenizer)
-        facts = self._facts(info, self._prompts)
+        facts = server_facts(self._config, self._files, info, self._prompts, self._tokenizer_source)
         app = App(self._proxy, self._prompts, facts, self._state, self._pool, self._config.max_body_bytes)
-        await self._start_http(app)
+        self._http = HttpServer(app, self._config)
+        await self._http.start(self._listener)
         self._banner(info, facts, time.monotonic() - begin)
 
     async def _load(self) -> tuple[PreTrainedTokenizerBase, EngineInfo]:
@@ -237,55 +235,6 @@ class Launcher:
             size, config, self._worker_address, self._proxy.worker_joined, self._proxy.worker_lost, self._give_up
         )
         await self._pool.start()
-
-    async def _start_http(self, app: App) -> None:
-        config = uvicorn.Config(
-            app, log_config=None, lifespan="off", access_log=False, http=HttpProtocol, ws="none",
-            server_header=False, timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        self._http = http = _HttpServer(config)
-        task = asyncio.create_task(http.serve([self._listener]))
-        self._tasks.append(task)
-        while not http.started:
-            if task.done():
-                raise StartError(f"HTTP did not start: {task.exception()}")
-            await asyncio.sleep(0.01)
-
-    def _facts(self, info: EngineInfo, prompts: Prompts) -> ServerFacts:
-        reasoning, tool = detect(prompts.chat_template, prompts.special_tokens)
-        config = self._config
-        reasoning = reasoning if config.reasoning_parser == "auto" else config.reasoning_parser
-        tool = tool if config.tool_parser == "auto" else config.tool_parser
-        check_names(reasoning, tool)
-        return ServerFacts(
-            model=config.served_model_name or (self._files.name if self._files else "replay"),
-            max_model_len=info.max_model_len,
-            vocab_size=info.vocab_size,
-            supported=frozenset(info.supported),
-            eos_token_ids=info.eos_token_ids,
-            tool_parser=tool,
-            reasoning_parser=reasoning,
-            default_sampling=self._default_sampling(),
-            record=config.record is not None,
-            record_prompts=config.record_prompts,
-            reasoning_alias=config.reasoning_alias,
-            tokenizer=str(self._tokenizer_file()),
-        )
-
-    def _default_sampling(self) -> dict[str, Any]:
-        """The model's own presets."""
-        if self._config.model is None and self._files is not None:
-            return dict(_EMBEDDED_PRESETS)
-        path = self._files.directory / "generation_config.json" if self._files else None
-        if path is None or not path.exists():
-            return {}
-        presets = json.loads(path.read_text(encoding="utf-8"))
-        return {name: presets[name] for name in PRESETS if presets.get(name) is not None}
-
-    def _tokenizer_file(self) -> Path:
-        """The tokenizer.json that a recording names, if there is one."""
-        file = self._tokenizer_source / "tokenizer.json"
-        return (file if file.exists() else self._tokenizer_source).resolve()
 
     def _record_dir(self) -> str | None:
         if self._config.record is None:
@@ -392,9 +341,7 @@ class Launcher:
     async def _shut_down(self) -> None:
         self._stop.set()  # also after a failed start: an executor that ends from here on does so because we say so
         if self._http is not None:
-            self._http.should_exit = True
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._http.ended.wait(), 3.0)
+            await self._http.stop(3.0)
         if self._prompts is not None:
             self._prompts.close()
         if self._pool is not None:
@@ -414,18 +361,3 @@ async def _end_tasks(tasks: list[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: the launcher decides the order of the shutdown."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ended = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.ended.set()

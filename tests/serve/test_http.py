@@ -13,7 +13,6 @@ from executor.messages import BODY, FAILED, REQUEST_END
 from serve.errors import BadRequestError, OverloadedError, PayloadTooLargeError
 from serve.http import (
     ClientGone,
-    HttpProtocol,
     check_json,
     json_body,
     read_body,
@@ -24,6 +23,7 @@ from serve.http import (
     send_stream,
     watched,
 )
+from serve.http_server import HttpProtocol
 from serve.streams import ClientStream
 
 Receive = Callable[[], Awaitable[Message]]
