@@ -1,4 +1,15 @@
-"""The Engine protocol: all the executor asks of whatever generates tokens. A further engine is one more file here."""
+"""The Engine protocol: all the executor asks of whatever generates tokens. A further engine is one more file here.
+
+**Taking up an output.** The ids of an output outlive its engine, so another engine (or the same one, later) can go on
+where it stopped: ``add`` gets them as ``history``. They are generated ids, not part of the prompt: ``max_tokens`` and
+``min_tokens`` count them, presence and frequency penalties see them, and the noise of a seed goes by the place in the
+whole sequence. What follows is what would have followed, ids, log-probabilities and finish; rows bring only the new.
+
+Only an output that has not ended can be taken up. The row that ends one carries its last id, so whoever kept the ids
+may know the end as well; if not, :func:`ending_ids` tells whether the last id is one. A history that holds such an id
+is refused: the row would have no id, and a stop token is hidden from a client by cutting it off the row that has it.
+A history of ``max_tokens`` ids leaves nothing to generate and nothing to hide: one row without ids, with ``length``.
+"""
 
 from __future__ import annotations
 
@@ -61,15 +72,25 @@ class StepRow(NamedTuple):
     logprobs: Sequence[TokenLogprob] | None = None
 
 
-def check_request(prompt_ids: Sequence[int], sampling: SamplingParams, *, vocab_size: int, max_model_len: int) -> None:
-    """Raise UnsupportedError unless an output fits a model of ``vocab_size`` ids and ``max_model_len`` tokens.
+def ending_ids(sampling: SamplingParams, eos_token_ids: Sequence[int]) -> frozenset[int]:
+    """The ids that end an output, once it has ``min_tokens`` without them. eos_token_ids: see ``EngineInfo``."""
+    return frozenset(sampling.stop_token_ids) | frozenset(() if sampling.ignore_eos else eos_token_ids)
+
+
+def check_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise UnsupportedError unless all ids of the field ``name`` are in ``range(vocab_size)``.
 
     An id that the model has no row for can end an engine, and with it every other request.
     """
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        raise UnsupportedError(f"{name}: a token id is not in range({vocab_size})")
+
+
+def check_request(prompt_ids: Sequence[int], sampling: SamplingParams, *, vocab_size: int, max_model_len: int) -> None:
+    """Raise UnsupportedError unless an output fits a model of ``vocab_size`` ids and ``max_model_len`` tokens."""
     if not prompt_ids:
         raise UnsupportedError("prompt: no tokens")
-    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
-        raise UnsupportedError(f"prompt: a token id is not in range({vocab_size})")
+    check_ids("prompt", prompt_ids, vocab_size)
     if sampling.max_tokens < 1:
         raise UnsupportedError(f"max_tokens: {sampling.max_tokens} is below 1")
     if len(prompt_ids) + sampling.max_tokens > max_model_len:
@@ -77,8 +98,15 @@ def check_request(prompt_ids: Sequence[int], sampling: SamplingParams, *, vocab_
             f"max_tokens: a prompt of {len(prompt_ids)} tokens and max_tokens {sampling.max_tokens} exceed the "
             f"{max_model_len} tokens this model holds"
         )
-    if any(not 0 <= token < vocab_size for token in sampling.logit_bias):
-        raise UnsupportedError(f"logit_bias: a token id is not in range({vocab_size})")
+    check_ids("logit_bias", tuple(sampling.logit_bias), vocab_size)
+
+
+def check_history(history: Sequence[int], sampling: SamplingParams, ending: frozenset[int]) -> None:
+    """Raise UnsupportedError unless an output that has generated ``history`` may go on. ending: :func:`ending_ids`."""
+    if len(history) > sampling.max_tokens:
+        raise UnsupportedError(f"history: {len(history)} tokens, but max_tokens is {sampling.max_tokens}")
+    if ending and not ending.isdisjoint(history[max(0, sampling.min_tokens) :]):
+        raise UnsupportedError("history: it holds the id that ended the output")
 
 
 class Engine(Protocol):
@@ -87,8 +115,13 @@ class Engine(Protocol):
     def start(self, wake: Callable[[], None]) -> EngineInfo:
         """Load and start. ``wake()`` may be called from any thread whenever ``collect()`` has something to give."""
 
-    def add(self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Queue one output. Raises UnsupportedError (nothing is queued then)."""
+    def add(
+        self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams, history: Sequence[int] = ()
+    ) -> None:
+        """Queue one output; it replaces one of the same name. Raises UnsupportedError (nothing is queued then).
+
+        history: ids that this output, not ended, has generated already; the module's docstring says what follows.
+        """
 
     def cancel(self, rid: int, index: int) -> None:
         """Stop generating an output. No row of it has to follow; unknown outputs are ignored."""

@@ -3,10 +3,10 @@
 A token needs one uniform number, not one per vocabulary entry: the token is where that number falls in the cumulative
 distribution of what the filters left. The number is a hash of (seed, output index, position in the sequence),
 SplitMix64 used as a counter-based generator, so no generator state exists. Hence a seeded output gets the same tokens
-whatever else is in the batch and after a preemption, and an output resubmitted with its history as part of the prompt
-goes on with the same noise, since position counts prompt and generated ids alike. That holds up to the model's own
-rounding: in a batch of another shape the last bits of a logit may differ, which flips a token about once in a million
-in float32 and noticeably often in bfloat16.
+whatever else is in the batch and after a preemption, and one that another engine takes up goes on with the same noise,
+since position counts prompt and generated ids alike. That holds up to the model's own rounding: in a batch of another
+shape the last bits of a logit may differ, and so they may when a history is read at once that was made id by id. It
+flips a token about once in a million in float32 and noticeably often in bfloat16.
 """
 
 from __future__ import annotations

@@ -31,6 +31,10 @@ class Script:
         count = len(self.token_ids)
         _require(self.logprobs is None or len(self.logprobs) == count, "logprobs", f"a list of {count}, one per id")
 
+    def has(self, token_ids: Sequence[int], offset: int = 0) -> bool:
+        """Whether its ids from ``offset`` on begin with these."""
+        return list(self.token_ids[offset : offset + len(token_ids)]) == list(token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayConfig:
@@ -45,12 +49,15 @@ class ReplayConfig:
     tokens_per_step: int = 1
     scripts: Sequence[Script] = ()
     rule: str = "order"
+    fail_after_steps: int = 0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_model_len", "batch_size", "tokens_per_step"):
             _require(_is_int(getattr(self, name)) and getattr(self, name) >= 1, name, "an integer >= 1")
         for name in ("eos_token_ids", "special_token_ids"):
             _require(_are_ids(getattr(self, name)), name, "a list of token ids")
+        fails = self.fail_after_steps
+        _require(_is_int(fails) and fails >= 0, "fail_after_steps", "an integer >= 0")
         interval = self.step_interval
         _require(isinstance(interval, (int, float)) and interval >= 0, "step_interval", "seconds >= 0")
         _require(self.rule in RULES, "rule", f"one of {', '.join(RULES)}")

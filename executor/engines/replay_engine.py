@@ -15,6 +15,8 @@ key                       meaning (default)
 ``tokens_per_step``       ids per output and step, as of speculative decoding (1)
 ``scripts``               list of given streams, below; none: all streams are synthetic ([])
 ``rule``                  which script an output takes: ``order``, ``rid`` or ``prompt`` (order)
+``fail_after_steps``      after that many steps, their rows given out, the engine is dead: ``collect()`` raises
+                          EngineDeadError. An engine started anew makes as many again. 0: never (0)
 ========================  ============================================================================================
 
 **Scripts.** Each is a mapping: ``token_ids``; ``finish_reason`` (``stop``, ``length`` or ``error``; default ``stop``);
@@ -32,9 +34,17 @@ A script ends with its own finish. Earlier ends come first: an end-of-sequence i
 
 **Synthetic streams** end at ``max_tokens`` unless an id of the request's ``stop_token_ids`` comes first. The next id is
 a function of the output's index and all ids before it, prompt and generated: their number, and a CRC-32 that each new
-id extends. So a stream is a function of (prompt, index, position), and one that is resumed with its history as part of
-the prompt goes on as it would have. Scripts found by ``prompt`` resume too: what follows the script's prompt, if it is
-the script's own beginning, is taken for history.
+id extends. So a stream is a function of (prompt, index, position).
+
+**Taking up an output.** With a history, a synthetic stream goes on behind it, and so does a script; one that does not
+begin with the history is refused, since no engine of this configuration has generated that. The rules ``rid`` and
+``prompt`` find the script again in an engine started anew. ``order`` counts anew there, so it takes, from the script
+whose turn it is, the first one that begins with the history: the right one if no other begins so. An output that had no
+ids yet takes its turn like a new one. Where engines are restarted, ``rid`` and ``prompt`` are the better rules.
+
+Ids in the *prompt* go on likewise, though limits and log-probabilities count from its end: a synthetic stream whose
+prompt ends with ids of its own goes on behind them. So does a script found by ``prompt``: what follows the script's
+prompt, if it is the script's own beginning, is not repeated.
 
 **Pace.** With an interval, the n-th step is due n intervals after there was something to do; a ``collect()`` that comes
 late makes the steps it missed, up to :data:`MAX_CATCH_UP`, as a GPU would have. The clock is an argument, so a test
@@ -47,6 +57,7 @@ outputs in a step.
 
 from __future__ import annotations
 
+import sys
 import time
 import zlib
 from array import array
@@ -56,7 +67,17 @@ from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
 
-from executor.engines.base import EngineInfo, StepRow, TokenLogprob, check_request
+from executor.engines.base import (
+    EngineDeadError,
+    EngineInfo,
+    StepRow,
+    TokenLogprob,
+    UnsupportedError,
+    check_history,
+    check_ids,
+    check_request,
+    ending_ids,
+)
 from executor.engines.replay_config import ReplayConfig, Script
 from executor.request import SamplingParams
 
@@ -84,10 +105,10 @@ class _Output:
     #: checksum of all ids so far, for synthetic streams
     state: int
     script: Script | None = None
-    #: where in the script the output starts: the history it was resumed with
+    #: where in the script the output starts: ids of it that the prompt has
     offset: int = 0
     prompt_len: int = 0
-    #: ids emitted
+    #: ids generated, the history that the output came with among them
     made: int = 0
     cancelled: bool = False
     #: one synthetic id per step and nothing to look at but ``end``: the benchmarks' case
@@ -108,6 +129,7 @@ class ReplayEngine:
         self._made_up: dict[tuple[int, int], TokenLogprob] = {}
         self._added = 0
         self._steps = 0
+        self._last_step = self._config.fail_after_steps or sys.maxsize
         #: when the next step is due; None while nothing runs
         self._due: float | None = None
         self._running: list[_Output] = []
@@ -120,41 +142,52 @@ class ReplayEngine:
         config = self._config
         return EngineInfo("replay", config.vocab_size, config.max_model_len, supported, tuple(config.eos_token_ids))
 
-    def add(self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Queue one output. Raises UnsupportedError for a prompt that does not fit or an id outside the vocabulary."""
+    def add(
+        self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams, history: Sequence[int] = ()
+    ) -> None:
+        """Queue one output. Raises UnsupportedError for a prompt that does not fit, an id outside the vocabulary, or a
+        history that is over or not this output's."""
         limits = self._config
         check_request(prompt_ids, sampling, vocab_size=limits.vocab_size, max_model_len=limits.max_model_len)
+        output = self._output(rid, index, prompt_ids, sampling, history)
         self.cancel(rid, index)
-        output = self._output(rid, index, prompt_ids, sampling)
         self._added += 1
         self._outputs[rid, index] = output
         self._waiting.append(output)
         if self._due is None:
             self._due = self._clock() + self._config.step_interval
 
-    def _output(self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> _Output:
-        ending = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            ending |= frozenset(self._config.eos_token_ids)
-        script, offset = self._find_script(rid, index, prompt_ids)
-        end, finish = sampling.max_tokens, "length"
-        if script is not None and len(script.token_ids) - offset <= end:
-            end, finish = len(script.token_ids) - offset, script.finish_reason
+    def _output(
+        self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams, history: Sequence[int]
+    ) -> _Output:
+        ending = ending_ids(sampling, self._config.eos_token_ids)
+        check_history(history, sampling, ending)
+        script, offset = self._find_script(rid, index, prompt_ids, history)
+        end, finish, state = sampling.max_tokens, "length", 0
         if script is None:
+            check_ids("history", history, self._config.vocab_size)
             ending -= self._silent
-        state = zlib.crc32(array("i", prompt_ids).tobytes(), zlib.crc32(index.to_bytes(8, "little")))
+            state = _checksum(index, prompt_ids, history)
+        elif len(script.token_ids) - offset <= end:
+            end, finish = len(script.token_ids) - offset, script.finish_reason
         output = _Output(rid, index, end, finish, ending, sampling.min_tokens, sampling.logprobs, state)
-        output.script, output.offset, output.prompt_len = script, offset, len(prompt_ids)
+        output.script, output.offset, output.prompt_len, output.made = script, offset, len(prompt_ids), len(history)
+        if script is not None and history:
+            _check_script(output, script, history)
         once = self._config.tokens_per_step == 1
         output.plain = once and script is None and not ending and sampling.logprobs is None
         return output
 
-    def _find_script(self, rid: int, index: int, prompt_ids: Sequence[int]) -> tuple[Script | None, int]:
+    def _find_script(
+        self, rid: int, index: int, prompt_ids: Sequence[int], history: Sequence[int]
+    ) -> tuple[Script | None, int]:
         scripts = self._config.scripts
         if not scripts:
             return None, 0
         if self._config.rule == "order":
-            return scripts[self._added % len(scripts)], 0
+            turn = self._added % len(scripts)
+            in_turn = [*scripts[turn:], *scripts[:turn]] if history else [scripts[turn]]
+            return next((script for script in in_turn if script.has(history)), in_turn[0]), 0
         if self._config.rule == "rid":
             return scripts[(rid + index) % len(scripts)], 0
         prompt = list(prompt_ids)
@@ -164,9 +197,8 @@ class ReplayEngine:
         if not fitting:
             return None, 0
         script = fitting[index % len(fitting)]
-        history = prompt[longest:]
-        resumes = list(script.token_ids[: len(history)]) == history
-        return script, len(history) if resumes else 0
+        begun = prompt[longest:]
+        return script, len(begun) if script.has(begun) else 0
 
     def cancel(self, rid: int, index: int) -> None:
         """No row follows. The output leaves its queue at the next step, so a cancel costs a dictionary look-up."""
@@ -175,9 +207,11 @@ class ReplayEngine:
             output.cancelled, output.plain = True, False
 
     def collect(self) -> list[StepRow]:
-        """The rows of all steps that are due."""
+        """The rows of all steps that are due. Raises EngineDeadError after ``fail_after_steps``."""
+        if self._steps == self._last_step:
+            raise EngineDeadError(f"the engine was told to fail after {self._steps} steps")
         rows: list[StepRow] = []
-        for _ in range(self._steps_due()):
+        for _ in range(min(self._steps_due(), self._last_step - self._steps)):
             self._step(rows)
         if not self._outputs:
             self._due = None
@@ -293,7 +327,9 @@ class ReplayEngine:
         return entry
 
     def poll_timeout(self) -> float | None:
-        """Seconds to the next step; None while there is nothing to do."""
+        """Seconds to the next step; None while there is nothing to do. A dead engine wants to say so at once."""
+        if self._steps == self._last_step:
+            return 0.0
         if self._due is None:
             return None
         return max(0.0, self._due - self._clock()) if self._config.step_interval else 0.0
@@ -307,6 +343,21 @@ class ReplayEngine:
         self._running, self._due = [], None
         self._waiting.clear()
         self._outputs.clear()
+
+
+def _checksum(index: int, *sequence: Sequence[int]) -> int:
+    state = zlib.crc32(index.to_bytes(8, "little"))
+    for token_ids in sequence:
+        state = zlib.crc32(array("i", token_ids).tobytes(), state)
+    return state
+
+
+def _check_script(output: _Output, script: Script, history: Sequence[int]) -> None:
+    """Raise UnsupportedError for ids that the script does not begin with, or that end with its own stop token."""
+    if not script.has(history, output.offset):
+        raise UnsupportedError("history: it is not how the output's script begins")
+    if output.made == output.end and output.finish == "stop" and script.stop_token_id is not None:
+        raise UnsupportedError("history: it holds the id that ended the output")
 
 
 def _scripted(output: _Output, count: int) -> list[int]:

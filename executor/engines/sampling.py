@@ -47,7 +47,8 @@ class OutputSampling:
     """How one output is sampled, and what that needs to remember between steps."""
 
     params: SamplingParams
-    #: length of the prompt; ids after it are generated
+    #: length of the client's prompt; ids after it are generated, here or by whoever had the output before, though the
+    #: library may count them to what it calls the prompt
     prompt_len: int
     #: ids that end the output
     ending: tuple[int, ...]

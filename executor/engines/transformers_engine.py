@@ -7,7 +7,8 @@ Requests go by a fresh library id on every ``add``, so what is still in flight o
 
 **Deltas.** The library delivers, per step and output, the list of all ids so far, after a preemption too (it then moves
 generated ids into the prompt and accounts for that itself when it delivers). Each output has a cursor here, and a row
-carries the ids after it.
+carries the ids after it. The history of an output that is taken up is prompt to the library, so it is not in that list;
+:mod:`executor.engines.sampling` is told where the real prompt ends.
 
 **Death.** A failing forward pass ends the generation thread: the library fails every request, then stops. Such failures
 are not passed on as errors of the requests, whose histories another engine can resume: ``collect`` gives what was made
@@ -35,7 +36,15 @@ from transformers.generation.continuous_batching.model_runner import infer_max_s
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState, RequestStatus
 from transformers.generation.logits_process import LogitsProcessorList
 
-from executor.engines.base import EngineDeadError, EngineInfo, StepRow, check_request
+from executor.engines.base import (
+    EngineDeadError,
+    EngineInfo,
+    StepRow,
+    check_history,
+    check_ids,
+    check_request,
+    ending_ids,
+)
 from executor.engines.loading import (
     Limits,
     batching_config,
@@ -58,18 +67,19 @@ STOP_SECONDS = 30.0
 
 @dataclass(slots=True)
 class _Stream:
-    """An output that the library works on. sent: ids that went into rows."""
+    """An output that the library works on. history: ids that it came with; sent: ids that went into rows."""
 
     rid: int
     index: int
     library_id: str
     ending: frozenset[int]
     sampling: OutputSampling
+    history: int = 0
     sent: int = 0
 
 
 class _Router:
-    """The library's ``output_router``, called from the generation thread only."""
+    """The library's ``output_router``. The generation thread calls it; so does ``add``, for what is over at once."""
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
         #: outputs in the order they were made; the executor's thread pops from the left
@@ -200,23 +210,34 @@ class TransformersEngine:
 
     # -- requests in ---------------------------------------------------------------------------------------------------
 
-    def add(self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+    def add(
+        self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams, history: Sequence[int] = ()
+    ) -> None:
         """Queue one output; the library's queue has no bound, so this never waits.
 
         Raises UnsupportedError naming the field, EngineDeadError when nothing will ever generate it.
         """
+        ending = ending_ids(sampling, self._eos)
         check_request(prompt_ids, sampling, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
+        check_history(history, sampling, ending)
+        check_ids("history", history, self._vocab_size)
         self.cancel(rid, index)
-        ending = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(self._eos))
         inside = tuple(sorted(token for token in ending if 0 <= token < self._vocab_size))
-        library_id = f"{rid}.{index}#{next(self._serial)}"
         output = OutputSampling.of(sampling, index, len(prompt_ids), inside)
-        stream = _Stream(rid, index, library_id, frozenset(inside), output)
+        library_id = f"{rid}.{index}#{next(self._serial)}"
+        stream = _Stream(rid, index, library_id, frozenset(inside), output, len(history))
         # Registered before it is queued: the generation thread may take it up at once.
         self._streams[library_id] = self._by_output[rid, index] = stream
         self._processor.outputs[library_id] = output
+        self._queue(stream, [*prompt_ids, *history], sampling.max_tokens - len(history))
+
+    def _queue(self, stream: _Stream, sequence: list[int], max_new_tokens: int) -> None:
+        if not max_new_tokens:  # the library would read it all for one id more, and keep that if it is an ending one
+            self._router.deliver(GenerationOutput(stream.library_id, status=RequestStatus.FINISHED))
+            return
+        ending = list(stream.sampling.ending) or -1
         queued = self._manager.add_request(
-            list(prompt_ids), library_id, sampling.max_tokens, streaming=True, eos_token_id=list(inside) or -1
+            sequence, stream.library_id, max_new_tokens, streaming=True, eos_token_id=ending
         )
         if queued is None:
             self._forget(stream)
@@ -252,10 +273,11 @@ class TransformersEngine:
 
     def _row(self, stream: _Stream, output: GenerationOutput) -> StepRow:
         tokens = output.generated_tokens[stream.sent :]
-        first, stream.sent = stream.sent, stream.sent + len(tokens)
+        first = stream.history + stream.sent
+        stream.sent += len(tokens)
         logprobs = None
         if stream.sampling.params.logprobs is not None:
-            logprobs = [stream.sampling.logprobs.pop(n) for n in range(first, stream.sent)]
+            logprobs = [stream.sampling.logprobs.pop(n) for n in range(first, first + len(tokens))]
         if not output.is_finished():
             return StepRow(stream.rid, stream.index, tokens, logprobs=logprobs)
         self._forget(stream)

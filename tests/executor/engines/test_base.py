@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from executor.engines.base import UnsupportedError, check_request
+from executor.engines.base import UnsupportedError, check_history, check_request, ending_ids
 from executor.request import SamplingParams
 
 
@@ -34,3 +36,24 @@ def test_what_just_fits() -> None:
 def test_what_does_not_fit(prompt: list[int], sampling: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedError, match=f"^{message}"):
         check(prompt, **sampling)
+
+
+def test_ending_ids() -> None:
+    sampling = {"stop_token_ids": (3, 4)}
+    assert ending_ids(SamplingParams(**sampling), [1, 4]) == {1, 3, 4}
+    assert ending_ids(SamplingParams(**sampling, ignore_eos=True), [1, 4]) == {3, 4}
+    assert ending_ids(SamplingParams(), ()) == frozenset()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda ids: array("i", ids)])
+def test_what_may_go_on(kind: Callable[[list[int]], Sequence[int]]) -> None:
+    ending = frozenset((3,))
+    check_history(kind([]), SamplingParams(max_tokens=1), ending)
+    check_history(kind([1, 2]), SamplingParams(max_tokens=2), ending)
+    check_history(kind([1, 3]), SamplingParams(min_tokens=2), ending)
+    check_history(kind([1, 3]), SamplingParams(), frozenset())
+    with pytest.raises(UnsupportedError, match=r"^history: 3 tokens, but max_tokens is 2"):
+        check_history(kind([1, 2, 1]), SamplingParams(max_tokens=2), ending)
+    for min_tokens in (0, 1):
+        with pytest.raises(UnsupportedError, match=r"^history: it holds the id that ended the output"):
+            check_history(kind([1, 3]), SamplingParams(min_tokens=min_tokens), ending)

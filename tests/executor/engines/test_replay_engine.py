@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from executor.engines.base import StepRow, TokenLogprob
+from executor.engines.base import EngineDeadError, StepRow, TokenLogprob, UnsupportedError
 from executor.engines.replay_engine import MAX_CATCH_UP, ReplayEngine
 from executor.request import SamplingParams
 from tests.executor.engines.contract import Driver, EngineContract, by_output, ids
@@ -130,6 +130,71 @@ def test_scripts_by_prompt() -> None:
     assert len(ids(driver.run([9], max_tokens=7))) == 7, "no script fits: synthetic"
 
 
+ENDS: list[dict[str, Any]] = [
+    {"token_ids": [11, 12, 13], "finish_reason": "length"},
+    {"token_ids": [21, 22, 2], "finish_reason": "stop", "stop_token_id": 2},
+    {"token_ids": [31, 32, 33, 34], "finish_reason": "stop"},
+    {"token_ids": [41, 42], "finish_reason": "error", "message": "boom"},
+    {
+        "token_ids": [51, 10**12, -3],
+        "logprobs": [{"logprob": -n, "top": [[n, -n]]} for n in (1.0, 2.0, 3.0)],
+    },
+]
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 2, 10])
+@pytest.mark.parametrize("rule", ["order", "rid", "prompt"])
+@pytest.mark.parametrize("number", range(len(ENDS)))
+def test_scripts_are_taken_up_by_an_engine_started_anew(rule: str, number: int, tokens_per_step: int) -> None:
+    config = {"scripts": ENDS, "rule": rule, "tokens_per_step": tokens_per_step}
+    first, sampling = drive(**config), SamplingParams(max_tokens=9, logprobs=1, ignore_eos=True)
+    for n in range(len(ENDS)):
+        first.engine.add(10, n, [1], sampling)
+    whole = by_output(first.finish(len(ENDS)))[10, number]
+    for k in range(1 if rule == "order" else 0, len(ids(whole))):
+        anew = drive(**config)
+        anew.engine.add(10, number, [1], sampling, ids(whole)[:k])
+        rest = anew.finish(1)
+        assert ids(rest) == ids(whole)[k:]
+        assert [entry for row in rest for entry in row.logprobs or ()] == [
+            entry for row in whole for entry in row.logprobs or ()
+        ][k:]
+        assert rest[-1][3:6] == whole[-1][3:6]
+
+
+def test_a_script_that_has_nothing_left_gives_its_finish() -> None:
+    config = {"scripts": ENDS, "rule": "rid"}
+    assert drive(**config).run([1], rid=0, history=[11, 12, 13]) == [StepRow(0, 0, [], "length")]
+    assert drive(**config).run([1], rid=2, history=[31, 32, 33, 34]) == [StepRow(2, 0, [], "stop")]
+    assert drive(**config).run([1], rid=3, history=[41, 42]) == [StepRow(3, 0, [], "error", False, "boom")]
+    assert drive(**config).run([1], rid=2, history=[31, 32], max_tokens=2) == [StepRow(2, 0, [], "length")]
+    with pytest.raises(UnsupportedError, match=r"^history: it holds the id that ended"):
+        drive(**config).run([1], rid=1, history=[21, 22, 2])
+
+
+@pytest.mark.parametrize("rule", ["order", "rid", "prompt"])
+def test_a_history_that_no_script_begins_with_is_refused(rule: str) -> None:
+    driver = drive(scripts=[{"token_ids": [11, 12]}, {"token_ids": [21]}], rule=rule)
+    for history in ([11, 13], [11, 12, 13], [99]):
+        with pytest.raises(UnsupportedError, match=r"^history: it is not how the output's script begins"):
+            driver.engine.add(2, 0, [1], SamplingParams(), history)
+    assert ids(driver.run([1], rid=2)) == [11, 12], "a refused output takes no turn"
+
+
+def test_scripts_by_order_are_told_apart_by_their_beginnings() -> None:
+    scripts = [{"token_ids": [7, 8, tail]} for tail in (10, 11, 12)]
+    driver = drive(scripts=scripts)
+    assert ids(driver.run([1], history=[7, 8, 11])) == [], "the second, though the first has its turn"
+    assert ids(driver.run([1], history=[7, 8])) == [11], "of equal beginnings the one whose turn it is"
+    assert ids(driver.run([1])) == [7, 8, 12], "each has taken a turn"
+
+
+def test_a_history_goes_behind_what_the_prompt_has_of_a_script() -> None:
+    scripts = [{"prompt": [1, 5], "token_ids": [30, 31, 32, 33, 34], "logprobs": [{"logprob": -n} for n in range(5)]}]
+    rows = drive(scripts=scripts, rule="prompt").run([1, 5, 30], history=[31, 32], max_tokens=3, logprobs=0)
+    assert rows == [StepRow(1, 0, [33], "length", False, "", [TokenLogprob(-3)])]
+
+
 def test_given_logprobs() -> None:
     entries = [{"logprob": -0.5, "top": [[7, -0.5], [8, -1.5]]}, {"logprob": -2.0}]
     driver = drive(scripts=[{"token_ids": [7, 9], "logprobs": entries}], tokens_per_step=2)
@@ -189,6 +254,24 @@ def test_without_an_interval_every_collect_is_a_step() -> None:
     assert driver.engine.poll_timeout() is None and driver.engine.collect() == []
 
 
+@pytest.mark.parametrize("interval", [0.0, 0.5])
+def test_it_fails_after_so_many_steps(interval: float) -> None:
+    clock = Clock()
+    engine = ReplayEngine({"fail_after_steps": 5, "step_interval": interval}, clock=clock)
+    engine.start(lambda: None)
+    engine.add(1, 0, [1], SamplingParams(max_tokens=100))
+    rows = []
+    for _ in range(2 if interval else 5):
+        clock.now += interval * 3
+        rows += engine.collect()
+    assert len(rows) == 5, "missed steps too, up to the last"
+    assert engine.poll_timeout() == 0.0
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match="told to fail after 5 steps"):
+            engine.collect()
+    engine.close()
+
+
 def test_close_forgets() -> None:
     driver = drive()
     driver.engine.add(1, 0, [1], SamplingParams())
@@ -206,6 +289,8 @@ def test_close_forgets() -> None:
         ({"max_model_len": "many"}, r"^max_model_len: "),
         ({"batch_size": 0}, r"^batch_size: "),
         ({"tokens_per_step": 0}, r"^tokens_per_step: "),
+        ({"fail_after_steps": -1}, r"^fail_after_steps: must be an integer >= 0"),
+        ({"fail_after_steps": 1.5}, r"^fail_after_steps: "),
         ({"step_interval": -1}, r"^step_interval: must be seconds >= 0"),
         ({"eos_token_ids": 2}, r"^eos_token_ids: must be a list of token ids"),
         ({"special_token_ids": [-1]}, r"^special_token_ids: "),

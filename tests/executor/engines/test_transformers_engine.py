@@ -15,7 +15,7 @@ from executor.engines.sampling import SamplingProcessor
 from executor.engines.transformers_engine import TransformersEngine
 from executor.models import resolve_model
 from executor.request import SamplingParams
-from tests.executor.engines.contract import Driver, EngineContract, by_output, ids
+from tests.executor.engines.contract import Driver, EngineContract, by_output, ids, logprobs
 from tests.executor.engines.tiny_model import EOS, MAX_LENGTH, VOCAB, generate, save_tiny_model
 
 PROMPTS = [[1, 20, 30, 40], [1, 50], [1, 60, 61, 62, 63, 64, 65], [1, 99, 98, 97]]
@@ -45,7 +45,7 @@ def _driven(engine: TransformersEngine) -> Iterator[Driver]:
 
 
 class TestContract(EngineContract):
-    pass
+    TOLERANCE = 1e-4
 
 
 def test_info(driver: Driver) -> None:
@@ -149,6 +149,24 @@ def test_preempted_outputs_go_on_as_if_nothing_had_been(
             assert sum(len(row.logprobs or ()) for row in outputs[rid, 0]) == 150
 
 
+def test_taken_up_outputs_are_preempted_like_others(
+    driver: Driver, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = SamplingParams(max_tokens=150, ignore_eos=True, seed=5, logprobs=1, presence_penalty=0.3)
+    expected = {rid: driver.run([1, 10 + rid], rid=rid, **_fields(sampling)) for rid in range(6)}
+    page_bytes = 2 * loading.CPU_PAGE_TOKENS * 2 * 2 * 16 * 4
+    monkeypatch.setattr(loading, "CPU_CACHE_BYTES", 17 * page_bytes)
+    for small in _driven(TransformersEngine(model_dir, device="cpu", max_num_seqs=8)):
+        resets = _count_resets(small, monkeypatch)
+        for rid, rows in expected.items():
+            small.engine.add(rid, 0, [1, 10 + rid], sampling, ids(rows)[: 10 + rid])
+        outputs = by_output(small.finish(6))
+        assert resets
+        for rid, rows in expected.items():
+            assert ids(outputs[rid, 0]) == ids(rows)[10 + rid :]
+            assert len(logprobs(outputs[rid, 0])) == 140 - rid
+
+
 def _fields(sampling: SamplingParams) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
 
@@ -187,8 +205,9 @@ def test_a_dead_generation_thread_is_told_after_its_last_rows(fresh: Driver, mon
     with pytest.raises(EngineDeadError, match="the device is on fire"):
         rows += fresh.until(lambda rows: any(row.finish_reason for row in rows))
     assert rows == []
-    with pytest.raises(EngineDeadError):
-        fresh.engine.add(2, 0, PROMPTS[0], SamplingParams())
+    for history in ([], [40]):
+        with pytest.raises(EngineDeadError):
+            fresh.engine.add(2, 0, PROMPTS[0], SamplingParams(), history)
     fresh.engine.close()
 
 
@@ -306,6 +325,18 @@ def test_the_embedded_model_answers_as_generate_does(embedded: tuple[Driver, Pat
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     assert "Paris" in tokenizer.decode(ids(outputs[0, 0]))
     assert outputs[0, 0][-1].finish_reason == "stop" and outputs[0, 0][-1].stop_token
+
+
+@pytest.mark.model
+def test_the_embedded_model_is_taken_up(embedded: tuple[Driver, Path]) -> None:
+    driver, directory = embedded
+    prompt = _chat(directory, "What is the capital of France?")
+    for sampling in ({"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "seed": 6}):
+        whole = driver.run(prompt, max_tokens=12, **sampling)
+        for k in (1, 5, len(ids(whole)) - 1):
+            rest = driver.run(prompt, max_tokens=12, history=ids(whole)[:k], **sampling)
+            assert ids(rest) == ids(whole)[k:]
+            assert rest[-1][3:] == whole[-1][3:]
 
 
 @pytest.mark.model
