@@ -3,6 +3,10 @@
     parent -> child   stdin: one line of JSON, the child's config. The pipe stays open: end of file means that the
                       parent is gone, and the child ends itself.
     child -> parent   stdout: one line of JSON once it can work, ``{"ready": {...}}``, or ``{"failed": "reason"}``.
+                      Then an empty line, a *beat*, from every turn of its loop, but no more often than each
+                      BEAT_INTERVAL: a child that does not turn hangs, whatever the system thinks of its process. Last
+                      ``{"failed": "reason"}`` if an exception ends it. Nothing of this may hold the child up: what a
+                      parent that stands still has no room for is dropped.
     both              stderr is shared: log lines. Whatever else a child prints (a library, a user's hook) goes there
                       too: it must not be taken for an answer, nor fill a pipe that the parent has stopped reading.
 
@@ -24,6 +28,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,12 +36,34 @@ import zmq
 
 logger = logging.getLogger("tailrace.child")
 
+BEAT_INTERVAL = 0.5
+"""Seconds between two beats of a child whose config names no other ``beat_interval``."""
+
+_BEAT = b"\n"
+_MAX_REASON = 4000
+"""Characters of an exception that a parent is told; the child's log has the rest."""
+
 _PR_SET_PDEATHSIG = 1
 _SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 
 
 class ChildError(RuntimeError):
     """A child process did not come up; the message says which and why."""
+
+
+def beat_interval(hang_timeout: float) -> float:
+    """Seconds between beats, for the config of a child that hangs after ``hang_timeout`` s of silence; 0: never."""
+    return min(BEAT_INTERVAL, hang_timeout / 10) if hang_timeout else BEAT_INTERVAL
+
+
+def end_in_words(code: int) -> str:
+    """How a process ended, from its exit code, which is negative for a signal: ``signal 9 (SIGKILL)``."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:  # one of those without a name
+        return f"signal {-code}"
 
 
 class Child:
@@ -47,7 +74,7 @@ class Child:
 
     def __init__(self) -> None:
         self.stopping = self.works = False
-        self._answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+        self._answers = os.dup(sys.stdout.fileno())
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -56,6 +83,9 @@ class Child:
         signal.signal(signal.SIGTERM, self._on_term)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         self.config = _read_config()
+        self._beat_interval = float(self.config.get("beat_interval", BEAT_INTERVAL))
+        #: none before READY, which is what the parent waits for first
+        self._next_beat = float("inf")
         logging.basicConfig(
             stream=sys.stderr,
             level=self.config.get("log_level", "info").upper(),
@@ -81,14 +111,32 @@ class Child:
         with contextlib.suppress(BlockingIOError):
             self._wake_write.send(b"w")
 
+    def beat(self) -> None:
+        """Tell the parent that the loop turns. Call it in every turn: mostly it only looks at the clock."""
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + self._beat_interval
+            self._tell(_BEAT)
+
+    def poll_ms(self, timeout_ms: int) -> int:
+        """How long a poll may wait that could wait so many milliseconds: less, if it would miss a beat."""
+        return min(timeout_ms, max(1, int(1000 * self._beat_interval)))
+
     def ready(self, info: Mapping[str, Any]) -> None:
         """Tell the parent that this process can work."""
         self.works = True
-        print(json.dumps({"ready": dict(info)}), file=self._answers, flush=True)
+        self._tell(json.dumps({"ready": dict(info)}).encode() + b"\n")
+        os.set_blocking(self._answers, False)
+        self._next_beat = 0.0
 
     def failed(self, reason: str) -> None:
-        """Tell the parent why this process cannot work."""
-        print(json.dumps({"failed": reason}), file=self._answers, flush=True)
+        """Tell the parent why this process cannot work, or ends."""
+        self._tell(json.dumps({"failed": reason[:_MAX_REASON]}).encode() + b"\n")
+
+    def _tell(self, line: bytes) -> None:
+        # No room: the parent stands still. No pipe: it is gone, which the end of stdin says too.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._answers, line)
 
     def _on_term(self, signum: int, frame: object) -> None:
         self.stopping = True
@@ -128,27 +176,36 @@ class ChildProcess:
         self.name = name
         self._process = process
         self._works = False
+        #: what an exception that ended it said
+        self._complaint = ""
 
     @classmethod
     async def spawn(cls, name: str, module: str, config: Mapping[str, Any]) -> ChildProcess:
         """Start ``python -m module`` and hand it its config. It imports from where we do, and not from the current
         folder, where a file named like one of our packages may lie (Python 3.10 always looks there first). ChildError
-        if the system has no room for one more process."""
+        if the system has no room for one more process. Cancelled on the way, it leaves none."""
+        line = json.dumps({"name": name, **config}).encode() + b"\n"
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, *_SAFE_PATH, "-m", module,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )  # fmt: skip
+            child = cls(name, await _create(module))
         except OSError as error:
             raise ChildError(f"{name} did not start: {error}") from error
-        assert process.stdin is not None
-        # It may be dead already, and uvloop raises RuntimeError for a pipe that it has closed; `ready` finds out and
-        # says so.
-        with contextlib.suppress(ConnectionError, RuntimeError):
-            process.stdin.write(json.dumps({"name": name, **config}).encode() + b"\n")
-            await process.stdin.drain()
-        return cls(name, process)
+        await child._configure(line)
+        return child
+
+    async def _configure(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        written = False
+        try:
+            # It may be dead already, and uvloop raises RuntimeError for a pipe that it has closed; `ready` finds out
+            # and says so.
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                self._process.stdin.write(line)
+                await self._process.stdin.drain()
+            written = True
+        finally:
+            if not written:  # cancelled
+                self.kill()
+                await self._process.wait()
 
     @property
     def pid(self) -> int:
@@ -160,20 +217,32 @@ class ChildProcess:
         """The exit code, None while it runs."""
         return self._process.returncode
 
+    @property
+    def end(self) -> str:
+        """How it ended, in words; what it said of that comes with it."""
+        code = self._process.returncode
+        assert code is not None
+        return f"{end_in_words(code)} ({self._complaint})" if self._complaint else end_in_words(code)
+
     async def ready(self) -> dict[str, Any]:
         """Wait until the child can work; returns what it says of itself. ChildError if it fails or ends first."""
         assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = {}
-        if isinstance(message, dict) and isinstance(message.get("ready"), dict):
+        message = _answer(await self._process.stdout.readline())
+        if isinstance(message.get("ready"), dict):
             self._works = True
             return dict(message["ready"])
-        reason = message.get("failed") if isinstance(message, dict) else None
         code = await self._end(1.0)
-        raise ChildError(f"{self.name} did not start: {reason or f'it ended with exit code {code}'}")
+        reason = message.get("failed") or f"it ended with {end_in_words(code)}"
+        raise ChildError(f"{self.name} did not start: {reason}")
+
+    async def beat(self) -> bool:
+        """Wait for the next sign that its loop turns; False once there will be none, since its output has ended."""
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            if line == _BEAT:
+                return True
+            self._complaint = str(_answer(line).get("failed", ""))
+        return False
 
     async def wait(self) -> int:
         """Wait for its end; returns the exit code, negative for a signal."""
@@ -181,11 +250,7 @@ class ChildProcess:
 
     async def stop(self, timeout: float = 5.0) -> int:
         """Ask it to end, then kill it once ``timeout`` seconds have passed; returns the exit code."""
-        if not self._works:
-            self.kill()
-        elif self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+        self.ask_to_end()
         return await self._end(timeout)
 
     async def _end(self, timeout: float) -> int:
@@ -196,7 +261,43 @@ class ChildProcess:
             self.kill()
             return await self._process.wait()
 
+    def ask_to_end(self) -> None:
+        """Have it end after the turn of its loop that it is in; one that cannot work yet is killed."""
+        if not self._works:
+            self.kill()
+        elif self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+
     def kill(self) -> None:
         """End it at once."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
+
+
+async def _create(module: str) -> asyncio.subprocess.Process:
+    """A new process. The event loops forget one whose creation is cancelled halfway, so here it comes to be first."""
+    creating = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            sys.executable, *_SAFE_PATH, "-m", module,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    )  # fmt: skip
+    try:
+        return await asyncio.shield(creating)
+    except asyncio.CancelledError:
+        await asyncio.wait({creating})
+        if not creating.cancelled() and creating.exception() is None:
+            creating.result().kill()
+            await creating.result().wait()
+        raise
+
+
+def _answer(line: bytes) -> dict[str, Any]:
+    """A line of a child's output; empty if it is none of ours."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}
