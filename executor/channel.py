@@ -1,8 +1,8 @@
 """ZeroMQ sockets between our processes: addresses, high-water marks, sizes, linger.
 
 All of them are PUSH -> PULL. The receiver binds, so a sender may be replaced at any time. ``ipc://`` sockets lie in a
-directory that only we can enter; ``tcp://`` is refused, since nothing on it would be authenticated (CURVE is not set
-up).
+directory that only we can enter. ``tcp://`` is refused without CURVE keys (``curve.py``), since nothing on it would be
+authenticated; the server itself has no use for it yet.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from pathlib import Path
 
 import zmq
 
+from executor.curve import CurveKeys, Gate, identify
 from executor.wire import MAX_FRAME
 
 #: Messages, per side of a connection. A worker that has this many steps waiting is slow: the executor then joins steps.
 STEPS_HWM = 64
-#: Submits, aborts and emissions are bounded by admission; the mark is only a backstop against a process that hangs.
+#: Messages of emissions, likewise. A front end that stands still has that many waiting from each worker; then the
+#: worker waits for it, and the executor joins steps.
+EMISSIONS_HWM = 1000
+#: Submits and aborts are bounded by admission; the mark is only a backstop against a process that hangs.
 CONTROL_HWM = 100_000
 
 
@@ -26,10 +30,12 @@ class AddressError(ValueError):
     """An address that must not be used; the message says why."""
 
 
-def check_address(address: str) -> None:
-    """Refuse everything but ``inproc://`` and an ``ipc://`` path in a private directory."""
+def check_address(address: str, curve: bool = False) -> None:
+    """Refuse everything but ``inproc://``, an ``ipc://`` path in a private directory, and ``tcp://`` with CURVE."""
     scheme, _, path = address.partition("://")
     if scheme == "inproc" and path:
+        return
+    if scheme == "tcp" and curve:
         return
     if scheme == "tcp":
         raise AddressError(f"{address}: tcp:// is refused without CURVE keys; use ipc://")
@@ -43,25 +49,45 @@ def check_address(address: str) -> None:
         raise AddressError(f"{address}: the directory has mode {mode:04o}; it must not be open to others (0700)")
 
 
-def bind_pull(context: zmq.Context[zmq.Socket[bytes]], address: str, hwm: int = CONTROL_HWM) -> zmq.Socket[bytes]:
-    """A receiving socket. zmq.ZMQError if the address is taken."""
-    check_address(address)
+def bind_pull(
+    context: zmq.Context[zmq.Socket[bytes]],
+    address: str,
+    hwm: int = CONTROL_HWM,
+    *,
+    curve: CurveKeys | None = None,
+    gate: Gate | None = None,
+) -> zmq.Socket[bytes]:
+    """A receiving socket. With ``curve`` it takes messages of those peers alone, and needs the context's gate.
+    AddressError for an address that must not be used; zmq.ZMQError if it is taken."""
+    check_address(address, curve is not None)
+    if (curve is None) != (gate is None):
+        raise AddressError(f"{address}: CURVE keys and a gate go together; without the gate, the keys let everybody in")
     socket = context.socket(zmq.PULL)
     socket.setsockopt(zmq.RCVHWM, hwm)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
     socket.setsockopt(zmq.LINGER, 0)
+    if curve is not None and gate is not None:
+        gate.guard(socket, curve)
     socket.bind(address)
     return socket
 
 
 def connect_push(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, hwm: int = CONTROL_HWM, linger_ms: int = 1000
+    context: zmq.Context[zmq.Socket[bytes]],
+    address: str,
+    hwm: int = CONTROL_HWM,
+    linger_ms: int = 1000,
+    *,
+    curve: CurveKeys | None = None,
 ) -> zmq.Socket[bytes]:
-    """A sending socket. ``linger_ms``: how long its last messages may still leave once it is closed."""
-    check_address(address)
+    """A sending socket. ``linger_ms``: how long its last messages may still leave once it is closed. ``curve``: our
+    keys, and the receiver's as the one peer."""
+    check_address(address, curve is not None)
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, hwm)
     socket.setsockopt(zmq.LINGER, linger_ms)
+    if curve is not None:
+        identify(socket, curve)
     socket.connect(address)
     return socket
 

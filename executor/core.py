@@ -8,8 +8,23 @@ from typing import Any
 
 from executor.dispatcher import Dispatcher
 from executor.engines.base import Engine, EngineInfo, UnsupportedError
-from executor.messages import Abort, Cancel, Message, Release, StepRecords, WorkerJoined, WorkerLost
+from executor.messages import (
+    Abort,
+    Cancel,
+    FrontendLost,
+    Histories,
+    Message,
+    Rejected,
+    Release,
+    Resubmit,
+    StepRecords,
+    Synced,
+    WorkerJoined,
+    WorkerLost,
+)
+from executor.recovery import Recovery
 from executor.request import GenerationRequest
+from executor.waiting import WaitingRequests
 
 logger = logging.getLogger("tailrace.executor")
 
@@ -18,20 +33,38 @@ RETRY = 0.005
 
 
 class ExecutorCore:
-    """Joins an engine and a dispatcher. ``receive`` takes a message, ``step`` moves what the engine has made."""
+    """Joins an engine and a dispatcher. ``receive`` takes a message, ``step`` moves what the engine has made.
 
-    def __init__(self, engine: Engine) -> None:
-        self.dispatcher = Dispatcher()
+    incarnation: how many executors this server has had before. frontends: how many front ends will say what they have.
+    """
+
+    def __init__(
+        self, engine: Engine, waiting: WaitingRequests | None = None, *, incarnation: int = 0, frontends: int = 0
+    ) -> None:
+        self.dispatcher = Dispatcher(incarnation=incarnation)
+        self.waiting = waiting if waiting is not None else WaitingRequests()
         self.tokens = 0
         self.steps = 0
+        #: requests taken over from an earlier executor: with what they had, and without
+        self.adopted = self.restarted = 0
+        #: (front end, answer), until somebody sends them
+        self.answers: list[tuple[int, Rejected]] = []
         self._engine = engine
+        self._recovery = Recovery(frontends)
+        #: aborts of requests that are not taken over yet
+        self._aborted: set[int] = set()
+        self._now = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             GenerationRequest: self._submit,
             Abort: self._abort,
             Release: self._release,
             Cancel: self._cancel,
-            WorkerJoined: lambda m: self.dispatcher.worker_joined(m.worker),
+            WorkerJoined: self._worker_joined,
             WorkerLost: self._worker_lost,
+            FrontendLost: self._frontend_lost,
+            Resubmit: self._resubmit,
+            Histories: self._recovery.histories,
+            Synced: lambda m: self._recovery.synced(m.frontend),
         }
 
     def start(self, wake: Callable[[], None]) -> EngineInfo:
@@ -45,14 +78,24 @@ class ExecutorCore:
             logger.warning("dropped a message of kind %s that is not for the executor", type(message).__name__)
             return
         handler(message)
+        recovery = self._recovery
+        if (recovery.wanted or recovery.held) and recovery.complete:
+            self._take_over()
 
     def step(self, stamp: int, busy: Container[int] = ()) -> list[tuple[int, StepRecords]]:
-        """Collect what the engine made and return what goes to each worker that is not busy."""
+        """Collect what the engine made and return what goes to each worker that is not busy. stamp: the time,
+        nanoseconds."""
+        self._now = stamp
         rows = self._engine.collect()
         if rows:
             self.steps += 1
             self.tokens += sum(len(row.token_ids) for row in rows)
+            if self.waiting:
+                for row in rows:
+                    self.waiting.leave(row.rid)
             self.dispatcher.record(rows)
+        for rid in self.waiting.expired(stamp):
+            self._reject(rid, "timeout")
         return self.dispatcher.take(stamp, busy)
 
     def poll_timeout(self) -> float | None:
@@ -63,41 +106,128 @@ class ExecutorCore:
     def stats(self) -> dict[str, Any]:
         """Counters of engine and dispatcher, for /metrics."""
         engine = {f"engine_{name}": value for name, value in self._engine.stats().items()}
-        return {"tokens": self.tokens, "steps": self.steps, **engine, **self.dispatcher.stats()}
+        own = {
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "adopted": self.adopted,
+            "restarted": self.restarted,
+            "waiting": len(self.waiting),
+            "waiting_tokens": self.waiting.tokens,
+        }
+        refused = {f"refused_{reason}": count for reason, count in self.waiting.refused.items()}
+        return {**own, **refused, **engine, **self.dispatcher.stats()}
 
     def close(self) -> None:
         """Stop the engine."""
         self._engine.close()
 
+    # -------------------------------------------------------------------------------- requests
+
     def _submit(self, request: GenerationRequest) -> None:
-        try:
-            self.dispatcher.submit(request)
-        except ValueError as error:
-            logger.error("submit dropped: %s", error)
+        if self.dispatcher.num_outputs(request.rid) or request.rid in self._recovery.wanted:
+            logger.error("submit dropped: rid %d is already open", request.rid)
             return
+        if not self.waiting.admit(request, self._now):
+            self.answers.append((request.frontend, Rejected(request.rid, "queue")))
+            return
+        self.dispatcher.submit(request)
         for index in range(request.num_outputs):
-            try:
-                self._engine.add(request.rid, index, request.prompts[index // request.n], request.sampling)
-            except UnsupportedError as error:
-                self._stop(request.rid, self.dispatcher.end(request.rid, "error", str(error)))
+            if not self._generate(request, index):
                 return
+
+    def _generate(self, request: GenerationRequest, index: int, history: Iterable[int] = ()) -> bool:
+        """Have the engine make an output; False when the request failed instead."""
+        prompt = request.prompts[index // request.n]
+        try:
+            self._engine.add(request.rid, index, prompt, request.sampling, list(history))
+        except UnsupportedError as error:
+            self._end(request.rid, "error", str(error))
+            return False
+        return True
 
     def _abort(self, message: Abort) -> None:
         """The engine stops, and the request ends on its worker like any other: its last emission tells the front
         end."""
-        self._stop(message.rid, self.dispatcher.end(message.rid, "abort"))
+        if message.rid in self._recovery.wanted:
+            self._aborted.add(message.rid)
+        self._end(message.rid, "abort")
 
     def _release(self, message: Release) -> None:
+        self._recovery.release(message.rid)
+        self.waiting.leave(message.rid)
         self._stop(message.rid, self.dispatcher.release(message.rid))
 
     def _cancel(self, message: Cancel) -> None:
         for rid, index in message.outputs:
             self._stop(rid, self.dispatcher.cancel(rid, index, message.worker))
 
-    def _worker_lost(self, message: WorkerLost) -> None:
-        for rid in self.dispatcher.worker_lost(message):
+    def _reject(self, rid: int, reason: str) -> None:
+        """Its front end answers with a release, and what the worker has goes then. Were the worker told now, its last
+        emission might be there first."""
+        frontend = self.dispatcher.frontend(rid)
+        if frontend is not None:
             self._stop(rid, range(self.dispatcher.num_outputs(rid)))
+            self.answers.append((frontend, Rejected(rid, reason)))
+
+    def _end(self, rid: int, reason: str, message: str = "") -> None:
+        self.waiting.leave(rid)
+        self._stop(rid, self.dispatcher.end(rid, reason, message))
 
     def _stop(self, rid: int, indexes: Iterable[int]) -> None:
         for index in indexes:
             self._engine.cancel(rid, index)
+
+    # -------------------------------------------------------------------------------- who comes and goes
+
+    def _worker_joined(self, message: WorkerJoined) -> None:
+        self._recovery.worker_joined(message.worker)
+        self.dispatcher.worker_joined(message.worker)
+
+    def _worker_lost(self, message: WorkerLost) -> None:
+        self._recovery.worker_lost(message)
+        for request in self.dispatcher.worker_lost(message):
+            self.waiting.leave(request.rid)
+            self._stop(request.rid, range(request.num_outputs))
+            self.answers.append((request.frontend, Rejected(request.rid, "poison")))
+
+    def _frontend_lost(self, message: FrontendLost) -> None:
+        self._recovery.forget_frontend(message.frontend)
+        rids = self.dispatcher.of_frontend(message.frontend)
+        if rids:
+            logger.warning("front end %d is gone: %d requests are aborted", message.frontend, len(rids))
+        for rid in rids:
+            self._release(Release(rid))
+
+    # -------------------------------------------------------------------------------- after an earlier executor
+
+    def _resubmit(self, message: Resubmit) -> None:
+        rid = message.request.rid
+        if self.dispatcher.num_outputs(rid):
+            logger.error("resubmit dropped: rid %d is already open", rid)
+            return
+        self._recovery.resubmit(message)
+
+    def _take_over(self) -> None:
+        """Everybody has spoken: go on with what is wanted, and end on the workers what is not."""
+        recovery = self._recovery
+        for rid, orphan in recovery.orphans():
+            if self.dispatcher.num_outputs(rid):  # a worker that was announced twice: its requests are well known
+                continue
+            self.dispatcher.dismiss(orphan.worker, rid, orphan.outputs)
+        for rid, known in recovery.wanted.items():
+            held = recovery.held.get(rid)
+            if held is None:
+                self.dispatcher.adopt(known)
+                self.restarted += 1
+            else:
+                outputs = held.histories(known.request.num_outputs)
+                self.dispatcher.adopt(known, outputs, held.epoch, held.worker)
+                self.adopted += 1
+            for index, history in self.dispatcher.remaining(rid):
+                if not self._generate(known.request, index, history):
+                    break
+        recovery.wanted.clear()
+        recovery.held.clear()
+        for rid in self._aborted:
+            self._end(rid, "abort")
+        self._aborted.clear()

@@ -3,7 +3,11 @@
 Events in, step records out; pure. The executor keeps every open request's ids until its client has all the bytes, so
 what happens when a worker dies is one method, ``worker_lost``: its requests are opened again on other workers under the
 next epoch, with their history and with how much of it each client has. The new worker folds that much in silence and
-goes on.
+goes on. A new executor takes over what its predecessor had with ``adopt``.
+
+A request may be what kills its workers. Each worker notes which one it is handling, so the second death with the same
+request in hand condemns that request, and nobody else's. Where a death tells nothing (memory that grew, say), a request
+fails after ``MAX_FRUITLESS`` of them without a word to its client.
 
 ``validate`` says what must hold between two events; tests call it after each.
 """
@@ -11,12 +15,12 @@ goes on.
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from executor.engines.base import StepRow, TokenLogprob
-from executor.messages import MAX_COUNT, Open, StepRecords, WorkerLost
+from executor.engines.base import StepRow
+from executor.history import OutputHistory
+from executor.messages import Delivered, Open, Resubmit, StepRecords, WorkerLost
 from executor.request import GenerationRequest
 
 logger = logging.getLogger("tailrace.executor")
@@ -25,36 +29,31 @@ logger = logging.getLogger("tailrace.executor")
 MAX_HISTORY = 1 << 19
 #: Rows in one message, for the same reason: a worker that stands still may have that many waiting.
 MAX_ROWS = MAX_HISTORY // 2
-#: Workers that a request may lose one after the other without a word to its client in between. Then it is taken for
-#: what kills them, and fails.
-MAX_FRUITLESS = 4
-
-
-@dataclass(slots=True)
-class OutputHistory:
-    """What one output has generated.
-
-    closed: no row of it is wanted any more: the engine ended it, or a worker did (stop string, hook, failure).
-    last: the engine's finishing row, without its ids; it is sent again behind the history.
-    """
-
-    tokens: array[int] = field(default_factory=lambda: array("i"))
-    logprobs: list[TokenLogprob] | None = None
-    closed: bool = False
-    last: StepRow | None = None
+#: Deaths of workers with the same request in hand, until it is taken for their cause and fails.
+MAX_KILLS = 2
+#: Workers that a request may lose one after the other without a word to its client in between, until it fails too.
+MAX_FRUITLESS = 8
 
 
 @dataclass(slots=True)
 class Route:
-    """One open request. worker: None while no worker is there to take it. fruitless: workers lost one after the other
-    since its client got anything; delivered: how much that was."""
+    """One open request. worker: None while no worker is there to take it. kills: workers that died while they handled
+    it. fruitless: workers lost one after the other since its client got anything; delivered: how much that was.
+
+    first: outputs that have to end on the worker before it gets rows of the others (behind), because their end is with
+    the client already, and was lost here. What ends the whole response (usage, [DONE]) comes with the end of the last
+    output, and would be lost if that one were folded in silence.
+    """
 
     request: GenerationRequest
     outputs: list[OutputHistory]
     worker: int | None = None
     epoch: int = 0
+    kills: int = 0
     fruitless: int = 0
-    delivered: Sequence[tuple[int, bool]] = ()
+    delivered: Delivered = ()
+    first: set[int] = field(default_factory=set)
+    behind: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -68,8 +67,9 @@ class _Batch:
 class Dispatcher:
     """Routes rows to workers. Requests are spread by how many each worker has open."""
 
-    def __init__(self, max_fruitless: int = MAX_FRUITLESS) -> None:
+    def __init__(self, max_fruitless: int = MAX_FRUITLESS, incarnation: int = 0) -> None:
         self._max_fruitless = max_fruitless
+        self._incarnation = incarnation
         #: rows that came for a request or output that was closed already
         self.late_rows = 0
         #: requests that were opened again after a worker was lost
@@ -81,7 +81,7 @@ class Dispatcher:
         #: worker -> what it gets with the next ``take``
         self._batches: dict[int, _Batch] = {}
         #: requests without a worker, in the order in which they wait
-        self._parked: dict[int, Sequence[tuple[int, bool]]] = {}
+        self._parked: dict[int, Delivered] = {}
 
     @property
     def open_requests(self) -> int:
@@ -93,6 +93,11 @@ class Dispatcher:
         route = self._routes.get(rid)
         return len(route.outputs) if route is not None else 0
 
+    def frontend(self, rid: int) -> int | None:
+        """Who waits for an open request, None for others."""
+        route = self._routes.get(rid)
+        return route.request.frontend if route is not None else None
+
     def submit(self, request: GenerationRequest) -> None:
         """Take a new request. ValueError if its rid is open already."""
         if request.rid in self._routes:
@@ -100,6 +105,35 @@ class Dispatcher:
         outputs = [OutputHistory() for _ in range(request.num_outputs)]
         self._routes[request.rid] = Route(request, outputs)
         self._place(request.rid, ())
+
+    def adopt(self, known: Resubmit, outputs: Sequence[OutputHistory] = (), epoch: int = 0, worker: int = -1) -> None:
+        """Take over a request of an executor that died. outputs: what was generated, () if nobody knows; epoch, worker:
+        who has it; a worker that is not there (any more) leaves it to be opened anew. ValueError as for ``submit``."""
+        request = known.request
+        if request.rid in self._routes:
+            raise ValueError(f"rid {request.rid} is already open")
+        route = Route(request, list(outputs) or [OutputHistory() for _ in range(request.num_outputs)])
+        self._routes[request.rid] = route
+        if worker in self._load:
+            route.worker, route.epoch = worker, epoch
+            self._load[worker].add(request.rid)
+            return
+        route.epoch = max(epoch, known.epoch) + 1
+        self._place(request.rid, known.delivered)
+
+    def remaining(self, rid: int) -> list[tuple[int, Sequence[int]]]:
+        """What the engine still has to do for an adopted request: each open output with the ids it has."""
+        outputs = self._routes[rid].outputs
+        return [(index, output.tokens) for index, output in enumerate(outputs) if not output.closed]
+
+    def dismiss(self, worker: int, rid: int, indexes: Iterable[int]) -> None:
+        """End outputs on a worker that nobody wants any more, and of which there is no route."""
+        if worker in self._batches:
+            self._batches[worker].rows += [StepRow(rid, index, (), "abort") for index in indexes]
+
+    def of_frontend(self, frontend: int) -> list[int]:
+        """The open requests of a front end."""
+        return [rid for rid, route in self._routes.items() if route.request.frontend == frontend]
 
     def record(self, rows: Iterable[StepRow]) -> None:
         """Take the rows of an engine step: into the histories, and into the next batch of their workers."""
@@ -109,9 +143,13 @@ class Dispatcher:
             if route is None or route.outputs[row.index].closed:
                 self.late_rows += 1
                 continue
-            self._remember(route.outputs[row.index], row)
-            if route.worker is not None:
+            route.outputs[row.index].add(row)
+            if route.worker is None:
+                continue
+            if not route.first or row.index in route.first:
                 batches[route.worker].rows.append(row)
+            if route.first and row.finish_reason is not None:
+                self._settle(route, row.index)
 
     def end(self, rid: int, reason: str, message: str = "") -> list[int]:
         """End what is still open of a request with ``abort`` or ``error``; returns those outputs' indexes."""
@@ -132,11 +170,13 @@ class Dispatcher:
         open_ones = [i for i in indexes if not route.outputs[i].closed]
         for i in open_ones:
             route.outputs[i].closed = True
+            self._settle(route, i)
         return open_ones
 
     def release(self, rid: int) -> list[int]:
-        """Forget a request; returns outputs that were still open, which the engine has to stop."""
-        open_ones = self.cancel(rid, -1)
+        """Forget a request; returns outputs that were still open, which the engine has to stop. They end on the worker
+        too: where a front end had the last bytes from an earlier executor's time, a worker may have begun anew."""
+        open_ones = self.end(rid, "abort")
         route = self._routes.pop(rid, None)
         self._parked.pop(rid, None)
         if route is not None and route.worker is not None:
@@ -151,23 +191,23 @@ class Dispatcher:
         for rid, delivered in parked.items():
             self._place(rid, delivered)
 
-    def worker_lost(self, lost: WorkerLost) -> list[int]:
-        """A worker is gone: open its requests elsewhere, from what their clients have. Returns requests that fail now
-        because they seem to kill every worker: the engine has to stop them."""
+    def worker_lost(self, lost: WorkerLost) -> list[GenerationRequest]:
+        """A worker is gone: open its requests elsewhere, from what their clients have. Returns those that seem to kill
+        every worker: they are forgotten, and reach no further one."""
         condemned = []
         self._batches.pop(lost.worker, None)
         for rid in sorted(self._load.pop(lost.worker, ())):
             route = self._routes[rid]
-            route.epoch += 1
-            self.resumed += 1
             delivered = lost.delivered.get(rid, ())
+            route.kills += rid == lost.culprit
             route.fruitless = route.fruitless + 1 if delivered == route.delivered else 1
             route.delivered = delivered
-            if route.fruitless >= self._max_fruitless:
-                logger.error("request %d has cost %d workers in a row and fails", rid, route.fruitless)
-                route.outputs = [_failed(rid, index) for index in range(len(route.outputs))]
-                condemned.append(rid)
-                delivered = ()
+            if route.kills >= MAX_KILLS or route.fruitless >= self._max_fruitless:
+                logger.error("request %d fails: it has cost %d workers", rid, max(route.kills, route.fruitless))
+                condemned.append(self._routes.pop(rid).request)
+                continue
+            route.epoch += 1
+            self.resumed += 1
             self._place(rid, delivered)
         return condemned
 
@@ -179,9 +219,14 @@ class Dispatcher:
             if (batch.rows or batch.opens) and worker not in busy:
                 large = batch.history > MAX_HISTORY or len(batch.rows) > MAX_ROWS
                 rest = _cut_history(batch) if large else _Batch()
-                messages.append((worker, StepRecords.build(batch.rows, batch.opens, stamp)))
+                messages.append((worker, self._message(batch, stamp)))
                 self._batches[worker] = rest
         return messages
+
+    def _message(self, batch: _Batch, stamp: int) -> StepRecords:
+        steps = StepRecords.build(batch.rows, batch.opens, stamp)
+        steps.incarnation = self._incarnation
+        return steps
 
     @property
     def unsent_history(self) -> bool:
@@ -208,21 +253,26 @@ class Dispatcher:
         for worker, rids in self._load.items():
             assert all(self._routes[rid].worker == worker for rid in rids), "route and load disagree"
 
-    def _remember(self, output: OutputHistory, row: StepRow) -> None:
-        if len(row.token_ids) == 1:
-            output.tokens.append(row.token_ids[0])
-        else:
-            output.tokens.extend(row.token_ids)
-        if row.logprobs is not None:
-            if output.logprobs is None:
-                output.logprobs = []
-            output.logprobs.extend(row.logprobs)
-        if row.finish_reason is not None:
-            output.closed, output.last = True, row
+    def _settle(self, route: Route, index: int) -> None:
+        """An output has ended; if it was the last that had to, the others follow."""
+        if index not in route.first:
+            return
+        route.first.remove(index)
+        if not route.first and route.worker is not None:
+            self._resend(route, route.behind)
 
-    def _place(self, rid: int, delivered: Sequence[tuple[int, bool]]) -> None:
+    def _resend(self, route: Route, indexes: Iterable[int]) -> None:
+        """Give the worker what outputs have generated so far."""
+        assert route.worker is not None
+        batch, rid = self._batches[route.worker], route.request.rid
+        for index in indexes:
+            batch.rows += route.outputs[index].rows(rid, index)
+            batch.history += len(route.outputs[index].tokens)
+
+    def _place(self, rid: int, delivered: Delivered) -> None:
         """Give a request to the worker with the fewest open ones, with all that was generated so far."""
         route = self._routes[rid]
+        route.first = set()
         if not self._load:
             route.worker = None
             self._parked[rid] = delivered
@@ -230,22 +280,14 @@ class Dispatcher:
         worker = min(self._load, key=lambda w: (len(self._load[w]), w))
         route.worker = worker
         self._load[worker].add(rid)
-        batch = self._batches[worker]
         request = route.request
-        batch.opens.append(Open(rid, route.epoch, request.frontend, request.spec, delivered))
-        # Outputs whose end the client has come first. What ends the whole response (usage, [DONE]) comes with the end
-        # of the last output, and would be lost if that one were folded in silence.
-        ended = {index for index, (_, end) in enumerate(delivered) if end}
-        for index in sorted(range(len(route.outputs)), key=lambda index: index not in ended):
-            batch.rows += _history_rows(rid, index, route.outputs[index])
-            batch.history += len(route.outputs[index].tokens)
-
-
-def _failed(rid: int, index: int) -> OutputHistory:
-    """An output without a history: its worker is told of the failure and folds nothing that might kill it too."""
-    return OutputHistory(
-        closed=True, last=StepRow(rid, index, (), "error", False, "its post-processing failed repeatedly")
-    )
+        self._batches[worker].opens.append(Open(rid, route.epoch, request.frontend, request.spec, delivered))
+        ended = [index for index, ((_, end), _) in enumerate(zip(delivered, route.outputs)) if end]
+        route.behind = [index for index in range(len(route.outputs)) if index not in ended]
+        route.first = {index for index in ended if not route.outputs[index].closed}
+        self._resend(route, ended)
+        if not route.first:
+            self._resend(route, route.behind)
 
 
 def _cut_history(batch: _Batch) -> _Batch:
@@ -258,21 +300,3 @@ def _cut_history(batch: _Batch) -> _Batch:
     rest.history = max(batch.history - tokens, len(rest.rows))  # never 0 while rows are left: new rows were counted too
     del batch.rows[count:]
     return rest
-
-
-def _history_rows(rid: int, index: int, output: OutputHistory) -> list[StepRow]:
-    """An output's history as rows of a size that the wire can count, the finish on the last."""
-    rows = []
-    for start in range(0, len(output.tokens), MAX_COUNT):
-        part = slice(start, start + MAX_COUNT)
-        logprobs = output.logprobs[part] if output.logprobs is not None else None
-        rows.append(StepRow(rid, index, output.tokens[part].tolist(), logprobs=logprobs))
-    if output.closed:
-        last = rows.pop() if rows else StepRow(rid, index, ())
-        # What a worker ended has no finish of the engine. The next worker ends it at the same token, unless it has a
-        # hook that goes by the cut into steps: then this finish ends it, since nothing else would.
-        finish = output.last or StepRow(rid, index, (), "stop")
-        rows.append(
-            last._replace(finish_reason=finish.finish_reason, stop_token=finish.stop_token, message=finish.message)
-        )
-    return rows

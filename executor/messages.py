@@ -18,6 +18,7 @@ MAX_COUNT = 0xFFFF
 #: Outputs of one request (column ``index`` is u2).
 MAX_OUTPUTS = 1 << 16
 
+REJECTIONS = frozenset(("queue", "timeout", "poison"))
 FINISH_REASONS = frozenset(("stop", "length", "abort", "error"))
 
 
@@ -56,13 +57,50 @@ class WorkerJoined:
     address: str
 
 
+Delivered = Sequence[tuple[int, bool]]
+"""Per output of a request: tokens whose bytes the client has, and whether it has the output's end."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker is gone. ``delivered``: rid -> per output (tokens whose bytes the client has, whether it has the
-    end)."""
+    """A worker is gone. delivered: what the clients of its requests have, by rid; culprit: the request that it was
+    handling when it died, -1 if none is known."""
 
     worker: int
-    delivered: Mapping[int, Sequence[tuple[int, bool]]]
+    delivered: Mapping[int, Delivered]
+    culprit: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendLost:
+    """A front end is gone, and nobody waits for its requests any more."""
+
+    frontend: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmit:
+    """A new executor hears of a request that an earlier one had: what its client has, and the highest epoch known."""
+
+    request: GenerationRequest
+    delivered: Delivered
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """A front end has told a new executor everything: its workers and its open requests."""
+
+    frontend: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The executor did not take a request (``queue``: too much waits already), lets it wait no longer (``timeout``: no
+    token in time), or fails it (``poison``: it kills workers). Only then its client may have bytes of it."""
+
+    rid: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +112,7 @@ class Open:
     epoch: int
     frontend: int
     spec: bytes
-    delivered: Sequence[tuple[int, bool]] = ()
+    delivered: Delivered = ()
 
 
 class Finish(NamedTuple):
@@ -113,10 +151,12 @@ class StepRecords:
     rids, indexes, counts: one value a row. tokens: the rows' ids one after another, ``sum(counts)`` of them.
     finishes: row number -> Finish. logprobs: row number -> one TokenLogprob per id of that row.
     stamp: CLOCK_MONOTONIC nanoseconds at which the executor shipped the step.
+    incarnation: the how-manieth executor of this server sent it, from 0. A worker that has heard of a newer one drops
+    what an older one left behind: its tokens come again.
     Lengths are checked when it is built (WireError); ``rows`` is the one place that gives rows out.
     """
 
-    __slots__ = ("opens", "rids", "indexes", "counts", "tokens", "finishes", "logprobs", "stamp")
+    __slots__ = ("opens", "rids", "indexes", "counts", "tokens", "finishes", "logprobs", "stamp", "incarnation")
 
     def __init__(
         self,
@@ -128,10 +168,11 @@ class StepRecords:
         logprobs: Mapping[int, Sequence[TokenLogprob]] | None = None,
         opens: Sequence[Open] = (),
         stamp: int = 0,
+        incarnation: int = 0,
     ) -> None:
         self.rids, self.indexes, self.counts, self.tokens = rids, indexes, counts, tokens
         self.finishes, self.logprobs = finishes or {}, logprobs or {}
-        self.opens, self.stamp = opens, stamp
+        self.opens, self.stamp, self.incarnation = opens, stamp, incarnation
         self._check()
 
     @classmethod
@@ -173,6 +214,23 @@ class StepRecords:
         finishes = map(self.finishes.get, range(n)) if self.finishes else _NONE
         logprobs = map(self.logprobs.get, range(n)) if self.logprobs else _NONE
         return zip(self.rids, self.indexes, tokens, finishes, logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """A new executor asks a worker what it has; see ``Histories``. ``incarnation`` as in StepRecords."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """A worker's answer to ``Recall``: its open requests. ``steps.opens`` names each, with its epoch and without its
+    spec; ``steps`` rows bring the ids of its outputs, and how those ended that have. last: nothing follows."""
+
+    worker: int
+    steps: StepRecords
+    last: bool = True
 
 
 #: Emission flags. OUTPUT_END: the output's last bytes; REQUEST_END: the request's; FAILED: with REQUEST_END, an error;
@@ -232,4 +290,20 @@ class Emissions:
         return zip(self.rids, self.epochs, self.indexes, self.counts, self.flags, cut(self.payload, self.sizes))
 
 
-Message = GenerationRequest | Abort | Release | Cancel | WorkerJoined | WorkerLost | StepRecords | Emissions | Status
+Message = (
+    GenerationRequest
+    | Abort
+    | Release
+    | Cancel
+    | WorkerJoined
+    | WorkerLost
+    | FrontendLost
+    | Resubmit
+    | Synced
+    | Rejected
+    | StepRecords
+    | Recall
+    | Histories
+    | Emissions
+    | Status
+)

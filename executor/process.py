@@ -1,7 +1,8 @@
 """The executor process: one inbound socket, one socket per worker, one loop around ``ExecutorCore``.
 
-Config (see ``executor.child``): ``address`` to bind, ``frontends`` to tell about our state, ``engine`` (a name of
-``executor.engines``) and ``engine_args``. Run as ``python -m executor.process`` by the launcher.
+Config (see ``executor.child``): ``address`` to bind, ``frontends`` to answer and to tell about our state, ``engine``
+(a name of ``executor.engines``) and ``engine_args``, ``incarnation`` (how many executors there were before), and the
+limits ``max_queued_tokens`` and ``queue_timeout``. Run as ``python -m executor.process`` by the launcher.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from executor.channel import STEPS_HWM, AddressError, bind_pull, connect_push, d
 from executor.child import Child, run_child
 from executor.core import RETRY, ExecutorCore
 from executor.engines import engine_factory
-from executor.messages import Status, StepRecords, WorkerJoined, WorkerLost
+from executor.messages import FrontendLost, Recall, Status, StepRecords, WorkerJoined, WorkerLost
+from executor.waiting import WaitingRequests
 from executor.wire import FrameReader, encode
 
 logger = logging.getLogger("tailrace.executor")
@@ -33,9 +35,12 @@ class ExecutorProcess:
     def __init__(self, core: ExecutorCore, config: dict[str, Any]) -> None:
         self._frames = FrameReader(logger)
         self._core = core
+        self._incarnation = int(config["incarnation"])
         self._context = zmq.Context()
         self._inbound = bind_pull(self._context, config["address"])
         self._frontends = [connect_push(self._context, address) for address in config["frontends"]]
+        #: where it shows that a front end has gone
+        self._ends = [socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) for socket in self._frontends]
         self._workers: dict[int, zmq.Socket[bytes]] = {}
         #: a frame that its worker's full queue has refused; nothing newer may overtake it
         self._waiting: dict[int, bytes] = {}
@@ -44,15 +49,20 @@ class ExecutorProcess:
     def run(self, child: Child) -> None:
         """The loop: wait, take messages, step, send."""
         poller = zmq.Poller()
-        poller.register(self._inbound, zmq.POLLIN)
+        for socket in (self._inbound, *self._ends):
+            poller.register(socket, zmq.POLLIN)
         child.register(poller)
         while not child.stopping:
-            child.notice(dict(poller.poll(self._timeout_ms())))
+            child.beat()
+            events = dict(poller.poll(child.poll_ms(self._timeout_ms())))
+            child.notice(events)
             for frame in drain(self._inbound):
                 self._receive(frame)
+            self._notice_ends(events)
             self._retry()
             for worker, steps in self._core.step(time.monotonic_ns(), self._waiting):
                 self._send(worker, steps)
+            self._answer()
             self._report()
 
     def close(self) -> None:
@@ -86,8 +96,17 @@ class ExecutorProcess:
             return False
         if (before := self._workers.get(joined.worker)) is not None:
             before.close()
+            self._waiting.pop(joined.worker, None)
         self._workers[joined.worker] = socket
+        try_send(socket, encode(Recall(self._incarnation)))  # the first word on a new socket is never refused
         return True
+
+    def _notice_ends(self, events: dict[Any, int]) -> None:
+        """Abort what a front end has left behind: it has closed its socket, or is dead."""
+        for frontend, monitor in enumerate(self._ends):
+            if monitor in events:
+                monitor.recv_multipart()
+                self._core.receive(FrontendLost(frontend))
 
     def _send(self, worker: int, steps: StepRecords) -> None:
         frame = encode(steps)
@@ -98,6 +117,16 @@ class ExecutorProcess:
         for worker, frame in list(self._waiting.items()):
             if try_send(self._workers[worker], frame):
                 del self._waiting[worker]
+
+    def _answer(self) -> None:
+        """Tell front ends what is not taken. One that does not read has 100,000 messages waiting, and is told later."""
+        waiting = []
+        for frontend, rejected in self._core.answers:
+            if frontend >= len(self._frontends):
+                logger.error("dropped an answer for front end %d, which there is not", frontend)
+            elif not try_send(self._frontends[frontend], encode(rejected)):
+                waiting.append((frontend, rejected))
+        self._core.answers = waiting
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -112,10 +141,13 @@ class ExecutorProcess:
 
 def main(child: Child) -> None:
     """Start the engine, say READY, run."""
-    core = ExecutorCore(engine_factory(child.config["engine"])(**child.config["engine_args"]))
+    config = child.config
+    engine = engine_factory(config["engine"])(**config["engine_args"])
+    waiting = WaitingRequests(config["max_queued_tokens"], config["queue_timeout"])
+    core = ExecutorCore(engine, waiting, incarnation=config["incarnation"], frontends=len(config["frontends"]))
     try:
         info = core.start(child.wake)
-        process = ExecutorProcess(core, child.config)
+        process = ExecutorProcess(core, config)
         child.ready(dataclasses.asdict(info))
         process.run(child)
         process.close()

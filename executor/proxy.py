@@ -3,6 +3,9 @@
 It knows, for every open request, who waits for it (a sink) and how much that one has been given; so when a worker is
 lost it can say from where each request has to go on, and emissions of an earlier epoch (the last words of a dead
 worker) are dropped.
+
+While there is no executor nothing is sent: what would have been is state here, and a new executor is told the state,
+not the messages it has missed (``executor_joined``; what it makes of that: ``executor/recovery.py``).
 """
 
 from __future__ import annotations
@@ -11,82 +14,61 @@ import asyncio
 import itertools
 import logging
 import time
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import zmq
 
-from executor.channel import bind_pull, connect_push, drain, try_send
+from executor.channel import EMISSIONS_HWM, bind_pull, connect_push, drain, try_send
 from executor.messages import (
-    FAILED,
     OUTPUT_END,
     REQUEST_END,
     Abort,
     Emissions,
     Message,
+    Rejected,
     Release,
+    Resubmit,
     Status,
-    WireError,
+    Synced,
     WorkerJoined,
     WorkerLost,
 )
 from executor.request import GenerationRequest
-from executor.result import AbortedError, GenerationResult, OutputDelta, ResultError
-from executor.wire import FrameReader, decode_deltas, encode
+from executor.result import GenerationResult, ResultError
+from executor.sink import ResultSink, Sink
+from executor.wire import FrameReader, encode
 
 logger = logging.getLogger("tailrace.proxy")
 
+#: Executors that may die under a request, one soon after the other and without a word to its client in between. Then it
+#: is taken for what kills them, and fails.
+MAX_EXECUTORS = 3
+#: Seconds: what lets an executor live that long does not kill it.
+HARMLESS = 30.0
 
-class Sink(Protocol):
-    """Who waits for a request's bytes. Called on the event loop; must not block."""
-
-    def feed(self, payload: bytes, flags: int) -> None:
-        """More bytes; ``flags`` as in ``executor.messages``. Nothing follows REQUEST_END."""
-
-    def fail(self, message: str) -> None:
-        """The request cannot go on (the executor is gone); nothing follows."""
+#: reason of ``Rejected``, where no byte can have been sent -> (what the client is told, HTTP status, seconds after which
+#: it may try again)
+REJECTED = {
+    "queue": ("Too many prompt tokens wait for the engine already.", 429, 1.0),
+    "timeout": ("The request waited too long for its first token.", 503, 5.0),
+}
 
 
 @dataclass(slots=True)
 class _Pending:
     sink: Sink | None
+    request: GenerationRequest
+    aborted: bool = False
+    #: executors that died since the sink got anything, and what it had by then
+    executors: int = 0
+    had: list[tuple[int, bool]] = field(default_factory=list)
     epoch: int = 0
     #: per output: tokens whose bytes the sink has, and whether it has the output's end
     delivered: list[tuple[int, bool]] = field(default_factory=list)
     worker: int | None = None
-
-
-class _ResultSink:
-    """Feeds a GenerationResult."""
-
-    def __init__(self, result: GenerationResult) -> None:
-        self._result = result
-
-    def feed(self, payload: bytes, flags: int) -> None:
-        try:
-            for step in decode_deltas(payload):
-                self._deliver(step)
-        except WireError as error:  # an exception here would keep the other requests of the frame from their bytes
-            self._result.deliver(ResultError(f"the worker's answer cannot be read: {error}"))
-        if flags & FAILED and not payload:
-            self._result.deliver(ResultError("the request was refused by its worker"))
-        elif flags & REQUEST_END:
-            # Every result ends, also where a post-processor's last step did not say so.
-            self._result.deliver(ResultError("the request ended without a result"))
-
-    def fail(self, message: str) -> None:
-        self._result.deliver(ResultError(message))
-
-    def _deliver(self, step: OutputDelta | str) -> None:
-        if isinstance(step, str):
-            self._result.deliver(ResultError(step))
-        elif step.index >= len(self._result.outputs):
-            raise WireError(f"delta: there is no output {step.index}")
-        elif step.finish_reason == "abort":
-            self._result.deliver(AbortedError("the generation was aborted"))
-        else:
-            self._result.deliver(step)
 
 
 class GenerationExecutor:
@@ -105,27 +87,65 @@ class GenerationExecutor:
         self._pending: dict[int, _Pending] = {}
         #: workers that are gone; their ids are never given again
         self._lost: set[int] = set()
+        #: workers that live, and where they listen
+        self._workers: dict[int, str] = {}
+        #: whether there is an executor to talk to, and since when (seconds, monotonic)
+        self._connected, self._joined_at = False, 0.0
         # Never reused, not even by a front end that starts again while the executor lives: it starts at the clock.
         self._rids = itertools.count((time.time_ns() // 1024) * 1024 + frontend, 1024)
-        self._send: Callable[[Message], None] = _not_connected
+        self._transmit: Callable[[Message], None] = _not_connected
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._inbound: zmq.Socket[bytes] | None = None
+        self._outbound: zmq.Socket[bytes] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def connect(self, executor_address: str, own_address: str) -> None:
-        """Open the sockets, on the running event loop. AddressError or zmq.ZMQError where an address cannot be used."""
+    def listen(self, own_address: str) -> None:
+        """Open the socket on which answers come, on the running event loop. AddressError or zmq.ZMQError where the
+        address cannot be used."""
         self._context = zmq.Context()
-        self._inbound = bind_pull(self._context, own_address)
-        outbound = connect_push(self._context, executor_address)
-        self._send = lambda message: self._push(outbound, message)
+        self._inbound = bind_pull(self._context, own_address, EMISSIONS_HWM)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbound.fileno(), self._on_readable)
         loop.call_soon(self._on_readable)
+        self._transmit = self._push
 
     def connect_in_process(self, send: Callable[[Message], None]) -> None:
         """Use a function instead of sockets; emissions come in through ``receive``."""
-        self._send = send
+        self._transmit = send
+        self._connected = True
+
+    def executor_joined(self, address: str | None = None) -> None:
+        """There is an executor, at ``address`` unless in this process: tell it all there is to know."""
+        if address is not None:
+            assert self._context is not None, "listen() first"
+            self._outbound = connect_push(self._context, address)
+        self._connected, self._joined_at = True, time.monotonic()
+        for worker, where in self._workers.items():
+            self._send(WorkerJoined(worker, where))
+        for rid, pending in self._pending.items():
+            self._send(Resubmit(pending.request, list(pending.delivered), pending.epoch))
+            if pending.aborted:
+                self._send(Abort(rid))
+        self._send(Synced(self.frontend))
+
+    def executor_lost(self) -> None:
+        """The executor is gone: keep what is open for the next one. Requests that nobody reads any more end here, and
+        so do those under which one executor after the other has died."""
+        self._connected = False
+        if self._outbound is not None:
+            self._outbound.close(linger=0)
+            self._outbound = None
+        soon = time.monotonic() - self._joined_at < HARMLESS
+        for rid, pending in list(self._pending.items()):
+            pending.executors = pending.executors + 1 if soon and pending.delivered == pending.had else 1
+            pending.had = list(pending.delivered)
+            if pending.sink is None:
+                self._forget(rid)
+            elif pending.executors >= MAX_EXECUTORS:
+                logger.error("request %d fails: %d executors in a row died under it", rid, pending.executors)
+                self._forget(rid)
+                pending.sink.fail("the executor died repeatedly during this request")
 
     def close(self) -> None:
         """Close the sockets; idempotent."""
@@ -133,7 +153,8 @@ class GenerationExecutor:
             return
         asyncio.get_running_loop().remove_reader(self._inbound.fileno())
         self._context.destroy(linger=500)
-        self._context = self._inbound = None
+        self._context = self._inbound = self._outbound = None
+        self._connected = False
 
     @property
     def refused_frames(self) -> int:
@@ -157,35 +178,45 @@ class GenerationExecutor:
 
     def open(self, request: GenerationRequest, sink: Sink) -> None:
         """Submit a request whose bytes go to ``sink``. ResultError when the executor takes none; RuntimeError before
-        ``connect``."""
-        self._pending[request.rid] = _Pending(sink, delivered=[(0, False)] * request.num_outputs)
+        ``listen``."""
+        if self._transmit is _not_connected:
+            raise RuntimeError("GenerationExecutor: listen() first")
+        # It is kept for as long as it is open: a prompt as a list of integers would be eight times as large.
+        request = replace(request, prompts=[array("i", prompt) for prompt in request.prompts])
+        self._pending[request.rid] = _Pending(sink, request, delivered=[(0, False)] * request.num_outputs)
         sent = False
         try:
             self._send(request)
             sent = True
         finally:
             if not sent:  # the caller has the exception, and nobody would ever end what is not submitted
-                del self._pending[request.rid]
+                self._forget(request.rid)
 
     def submit(self, request: GenerationRequest) -> GenerationResult:
         """Submit a request of the ``deltas`` post-processor (``deltas_request``) and get a handle to step."""
         prompt_tokens = sum(map(len, request.prompts))
         result = GenerationResult(request.rid, request.num_outputs, prompt_tokens, self.abort)
-        self.open(request, _ResultSink(result))
+        self.open(request, ResultSink(result))
         return result
 
     def abort(self, rid: int) -> None:
         """Stop a request. Its state stays until the executor has confirmed: an abort that is forgotten too early leaves
         a generation running to its limit. Aborting twice, or a request that is over, does nothing."""
-        if rid in self._pending:
+        pending = self._pending.get(rid)
+        if pending is not None:
+            pending.aborted = True
             self._send(Abort(rid))
 
     def discard(self, rid: int) -> None:
         """Abort a request that nobody reads any more."""
         pending = self._pending.get(rid)
-        if pending is not None and pending.sink is not None:
-            pending.sink = None
+        if pending is None or pending.sink is None:
+            return
+        pending.sink, pending.aborted = None, True
+        if self._connected:
             self._send(Abort(rid))
+        else:
+            self._forget(rid)
 
     def send(self, message: Message) -> None:
         """Pass a message on to the executor."""
@@ -193,10 +224,12 @@ class GenerationExecutor:
 
     def worker_joined(self, worker: int, address: str) -> None:
         """Tell the executor about a worker."""
+        self._workers[worker] = address
         self._send(WorkerJoined(worker, address))
 
-    def worker_lost(self, worker: int) -> None:
-        """A worker is gone: tell the executor what the clients of its requests have.
+    def worker_lost(self, worker: int, culprit: int = -1) -> None:
+        """A worker is gone: tell the executor what the clients of its requests have. culprit: the request that it had
+        in hand, -1 if that is not known.
 
         What the dead worker had sent before may still lie in our socket. From here on it is dropped: the request goes
         on from ``delivered`` elsewhere, so the same bytes come again under the next epoch. A request that this worker
@@ -204,10 +237,10 @@ class GenerationExecutor:
         lost ones.
         """
         self._lost.add(worker)
+        self._workers.pop(worker, None)
         self.worker_stats.pop(worker, None)
-        self._send(
-            WorkerLost(worker, {r: list(p.delivered) for r, p in self._pending.items() if p.worker in self._lost})
-        )
+        delivered = {r: list(p.delivered) for r, p in self._pending.items() if p.worker in self._lost}
+        self._send(WorkerLost(worker, delivered, culprit))
 
     def fail_all(self, message: str) -> None:
         """End every open request with an error."""
@@ -218,9 +251,11 @@ class GenerationExecutor:
         self._idle.set()
 
     def receive(self, message: Message) -> None:
-        """Handle emissions or a status."""
+        """Handle emissions, an answer or a status."""
         if isinstance(message, Emissions):
             self._emissions(message)
+        elif isinstance(message, Rejected):
+            self._rejected(message)
         elif isinstance(message, Status):
             self.status = dict(message.values)
         else:
@@ -260,10 +295,27 @@ class GenerationExecutor:
             if flags & REQUEST_END:
                 self._finished(rid)
 
-    def _push(self, outbound: zmq.Socket[bytes], message: Message) -> None:
+    def _rejected(self, message: Rejected) -> None:
+        pending = self._pending.get(message.rid)
+        if pending is None:
+            return
+        self._finished(message.rid)
+        if pending.sink is None:
+            return
+        if message.reason == "poison":
+            pending.sink.fail("The request's post-processing failed repeatedly.")
+        else:
+            pending.sink.refuse(*REJECTED[message.reason])
+
+    def _send(self, message: Message) -> None:
+        if self._connected:
+            self._transmit(message)
+
+    def _push(self, message: Message) -> None:
         """Send without waiting. Behind a full queue (100,000 messages: the executor hangs) a new request is refused;
         what ends one is only counted, since the caller has other requests to see to."""
-        if try_send(outbound, encode(message)):
+        assert self._outbound is not None
+        if try_send(self._outbound, encode(message)):
             return
         self.dropped_messages += 1
         logger.error("the executor's queue is full: dropped a message of kind %s", type(message).__name__)
@@ -271,11 +323,14 @@ class GenerationExecutor:
             raise ResultError("the executor does not take requests")
 
     def _finished(self, rid: int) -> None:
-        del self._pending[rid]
+        self._forget(rid)
         self._send(Release(rid))
+
+    def _forget(self, rid: int) -> None:
+        del self._pending[rid]
         if not self._pending:
             self._idle.set()
 
 
 def _not_connected(message: Message) -> None:
-    raise RuntimeError("GenerationExecutor: connect() first")
+    raise RuntimeError("GenerationExecutor: listen() first")

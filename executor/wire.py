@@ -19,6 +19,12 @@ row and in the same frame or an earlier one; the executor passes it on as bytes 
                                       alt f8
     emissions worker    -> front end  rid i8, epoch u4, index u2, count u4, flags u1, size u4; one blob cut by size
     status    executor  -> front end  -
+    rejected  executor  -> front end  -
+    gone      -> executor             -                  a front end
+    resubmit  front end -> executor   -                  a submit, with what the client has already
+    synced    front end -> executor   -
+    recall    executor  -> worker     -
+    histories worker    -> executor   as steps
 
 A column in which every value is the usual one is left out: index 0, a step's count 1, epoch 0, flags 0. In plain
 streams that is half of them, and at 16 rows a frame the columns' fixed cost is half of all.
@@ -40,15 +46,22 @@ from executor.engines.base import TokenLogprob
 from executor.messages import (
     FINISH_REASONS,
     MAX_OUTPUTS,
+    REJECTIONS,
     Abort,
     Cancel,
     Emissions,
     Finish,
+    FrontendLost,
+    Histories,
     Message,
     Open,
+    Recall,
+    Rejected,
     Release,
+    Resubmit,
     Status,
     StepRecords,
+    Synced,
     WireError,
     WorkerJoined,
     WorkerLost,
@@ -199,12 +212,37 @@ def _decode_submit(f: Mapping[str, Any]) -> GenerationRequest:
 
 def _encode_lost(m: WorkerLost) -> dict[str, Any]:
     delivered = [[rid, [[count, end] for count, end in outputs]] for rid, outputs in m.delivered.items()]
-    return {"t": "lost", "worker": m.worker, "delivered": delivered}
+    return {"t": "lost", "worker": m.worker, "delivered": delivered, "culprit": m.culprit}
 
 
 def _decode_lost(f: Mapping[str, Any]) -> WorkerLost:
     items = _pairs(f.get("delivered"), "delivered", int, list)
-    return WorkerLost(_int(f, "worker"), {rid: _delivered(outputs) for rid, outputs in items})
+    delivered = {rid: _delivered(outputs) for rid, outputs in items}
+    return WorkerLost(_int(f, "worker"), delivered, _int(f, "culprit", -1))
+
+
+def _encode_resubmit(m: Resubmit) -> dict[str, Any]:
+    delivered = [[count, end] for count, end in m.delivered]
+    return {"t": "resubmit", "request": _encode_submit(m.request), "delivered": delivered, "epoch": m.epoch}
+
+
+def _decode_resubmit(f: Mapping[str, Any]) -> Resubmit:
+    request = _decode_submit(_typed(f, "request", dict))
+    delivered = _delivered(f.get("delivered"))
+    if len(delivered) != request.num_outputs:
+        raise WireError(f"delivered: {len(delivered)} entries for {request.num_outputs} outputs")
+    return Resubmit(request, delivered, _int(f, "epoch", 0, 2**32 - 2))
+
+
+def _decode_rejected(f: Mapping[str, Any]) -> Rejected:
+    reason = f.get("reason")
+    if not isinstance(reason, str) or reason not in REJECTIONS:
+        raise WireError("reason: none that is known")
+    return Rejected(_int(f, "rid"), reason)
+
+
+def _decode_histories(f: Mapping[str, Any]) -> Histories:
+    return Histories(_int(f, "worker"), _decode_steps(f), _typed(f, "last", bool))
 
 
 def _encode_steps(m: StepRecords) -> dict[str, Any]:
@@ -213,6 +251,8 @@ def _encode_steps(m: StepRecords) -> dict[str, Any]:
     }  # fmt: skip
     _pack_unusual(frame, "index", "H", m.indexes, 0)
     _pack_unusual(frame, "count", "H", m.counts, 1)
+    if m.incarnation:
+        frame["incarnation"] = m.incarnation
     if m.finishes:
         frame["finish"] = [[row, f.reason, f.stop_token, f.message] for row, f in m.finishes.items()]
     if m.logprobs:
@@ -280,6 +320,7 @@ def _decode_steps(f: Mapping[str, Any]) -> StepRecords:
         _decode_logprobs(f) if "lp_row" in f else None,
         opens,
         _int(f, "stamp"),
+        _int(f, "incarnation") if "incarnation" in f else 0,
     )
 
 
@@ -316,6 +357,12 @@ _ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     StepRecords: _encode_steps,
     Emissions: _encode_emissions,
     Status: lambda m: {"t": "status", "values": dict(m.values)},
+    Rejected: lambda m: {"t": "rejected", "rid": m.rid, "reason": m.reason},
+    FrontendLost: lambda m: {"t": "gone", "frontend": m.frontend},
+    Resubmit: _encode_resubmit,
+    Synced: lambda m: {"t": "synced", "frontend": m.frontend},
+    Recall: lambda m: {"t": "recall", "incarnation": m.incarnation},
+    Histories: lambda m: _encode_steps(m.steps) | {"t": "histories", "worker": m.worker, "last": m.last},
 }
 
 _DECODERS: dict[str, Callable[[Mapping[str, Any]], Message]] = {
@@ -328,6 +375,12 @@ _DECODERS: dict[str, Callable[[Mapping[str, Any]], Message]] = {
     "steps": _decode_steps,
     "emissions": _decode_emissions,
     "status": lambda f: Status(_numbers(f, "values")),
+    "rejected": _decode_rejected,
+    "gone": lambda f: FrontendLost(_int(f, "frontend")),
+    "resubmit": _decode_resubmit,
+    "synced": lambda f: Synced(_int(f, "frontend")),
+    "recall": lambda f: Recall(_int(f, "incarnation")),
+    "histories": _decode_histories,
 }
 
 

@@ -54,6 +54,8 @@ class InProcessLink:
         output = self._shell.handle(frames)
         if output.cancels:
             self._proxy.send(Cancel(self._shell.worker_id, output.cancels))
+        for histories in output.histories:
+            self._proxy.send(histories)
         for emissions in (*output.emissions.values(), *(more for _, more in output.overflow)):
             self._proxy.receive(emissions)
         self._shell.write(output.recordings)

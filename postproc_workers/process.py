@@ -12,9 +12,9 @@ import sys
 
 import zmq
 
-from executor.channel import STEPS_HWM, bind_pull, connect_push, drain, try_send
+from executor.channel import EMISSIONS_HWM, STEPS_HWM, bind_pull, connect_push, drain, try_send
 from executor.child import Child, run_child
-from executor.messages import Cancel
+from executor.messages import Cancel, Message
 from executor.wire import encode
 from postproc_workers.shell import STATS_INTERVAL, WorkerShell
 from postproc_workers.worker import WorkerOutput
@@ -25,22 +25,25 @@ logger = logging.getLogger("tailrace.worker")
 class WorkerProcess:
     """The sockets around a ``WorkerShell``."""
 
-    def __init__(self, shell: WorkerShell, config: dict[str, object]) -> None:
-        self._shell = shell
+    def __init__(self, shell: WorkerShell, child: Child) -> None:
+        self._shell, self._child = shell, child
+        config = child.config
         self._context = zmq.Context()
         self._inbound = bind_pull(self._context, str(config["address"]), STEPS_HWM)
         self._executor = connect_push(self._context, str(config["executor"]))
         addresses = config["frontends"]
         assert isinstance(addresses, list)
-        self._frontends = [connect_push(self._context, address) for address in addresses]
+        self._frontends = [connect_push(self._context, address, EMISSIONS_HWM) for address in addresses]
 
-    def run(self, child: Child) -> None:
+    def run(self) -> None:
         """The loop: wait, take all that has arrived, handle it in one go, send."""
+        child = self._child
         poller = zmq.Poller()
         poller.register(self._inbound, zmq.POLLIN)
         child.register(poller)
         while not child.stopping:
-            child.notice(dict(poller.poll(int(1000 * STATS_INTERVAL))))
+            child.beat()
+            child.notice(dict(poller.poll(child.poll_ms(int(1000 * STATS_INTERVAL)))))
             if frames := list(drain(self._inbound)):
                 self._send(self._shell.handle(frames))
             if (report := self._shell.report()) is not None:
@@ -53,23 +56,32 @@ class WorkerProcess:
     def _send(self, output: WorkerOutput) -> None:
         # The cancel first: the engine is still spending steps on those outputs.
         if output.cancels:
-            self._executor.send(encode(Cancel(self._shell.worker_id, output.cancels)))
+            self._push(self._executor, Cancel(self._shell.worker_id, output.cancels))
+        for histories in output.histories:
+            self._push(self._executor, histories)
         for frontend, emissions in (*output.emissions.items(), *output.overflow):
             if frontend < len(self._frontends):
-                self._frontends[frontend].send(encode(emissions))
+                self._push(self._frontends[frontend], emissions)
             else:
                 logger.error("dropped %d rows for front end %d, which there is not", len(emissions.rids), frontend)
         self._shell.write(output.recordings)
 
+    def _push(self, socket: zmq.Socket[bytes], message: Message) -> None:
+        """Send; behind a full queue wait, and let the steps gather. Nothing may be lost here, nor pile up."""
+        frame = encode(message)
+        while not try_send(socket, frame) and not self._child.stopping:
+            self._child.beat()
+            socket.poll(self._child.poll_ms(1000), zmq.POLLOUT)
+
 
 def main(child: Child) -> None:
     """Load the tokenizer, bind, say READY, run."""
-    process = WorkerProcess(WorkerShell(child.config), child.config)
+    process = WorkerProcess(WorkerShell(child.config), child)
     # The vocabulary's tables stay for good; without them a collection has little to look at.
     gc.collect()
     gc.freeze()
     child.ready({})
-    process.run(child)
+    process.run()
     process.close()
 
 

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from executor.messages import Emissions, StepRecords
+from executor.messages import Emissions, Recall, StepRecords
 from executor.request import PostprocWorkerConfig
 from executor.wire import FrameReader
 from postproc_workers.hook import load_hook
+from postproc_workers.marker import Marker
 from postproc_workers.post_processor import load_post_processors
 from postproc_workers.vocabulary import Vocabulary
 from postproc_workers.worker import PostprocWorker, WorkerOutput
@@ -31,7 +32,8 @@ STATS_INTERVAL = 1.0
 class WorkerShell:
     """Frames in, ``WorkerOutput`` out, with the counters that need a clock.
 
-    config: ``worker`` (its id), ``postproc`` (the fields of PostprocWorkerConfig), ``stream_interval``, ``record_dir``.
+    config: ``worker`` (its id), ``postproc`` (the fields of PostprocWorkerConfig), ``stream_interval``, ``record_dir``,
+    ``marker`` (the file that tells which request is being handled).
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -45,6 +47,7 @@ class WorkerShell:
             load_hook(postproc.post_processor_hook),
             worker=self.worker_id,
             stream_interval=int(config.get("stream_interval", 1)),
+            marker=Marker.open(config["marker"]).cells if config.get("marker") else None,
         )
         self._busy_seconds = 0.0
         self._queue_age = 0.0
@@ -54,8 +57,9 @@ class WorkerShell:
     def handle(self, frames: Sequence[bytes]) -> WorkerOutput:
         """Everything that has arrived, in one go."""
         begin = time.monotonic()
-        steps = [step for frame in frames if (step := self._decode(frame)) is not None]
-        output = self._worker.receive(steps)
+        messages = [message for frame in frames if (message := self._decode(frame)) is not None]
+        output = self._worker.receive(messages)
+        steps = [message for message in messages if isinstance(message, StepRecords)]
         if steps:
             # The oldest step has waited longest: its age tells whether this worker keeps up.
             self._queue_age = max(0.0, begin - steps[0].stamp / 1e9) if steps[0].stamp else 0.0
@@ -87,9 +91,9 @@ class WorkerShell:
             "refused_frames": self._frames.refused,
         }
 
-    def _decode(self, frame: bytes) -> StepRecords | None:
+    def _decode(self, frame: bytes) -> StepRecords | Recall | None:
         message = self._frames.read(frame)
-        if isinstance(message, StepRecords):
+        if isinstance(message, StepRecords | Recall):
             return message
         if message is not None:
             self._frames.refuse("a message of kind %s that is not for a worker", type(message).__name__)

@@ -7,6 +7,7 @@ token that completed it (``_cut``), and ids, text, logprobs and usage end with t
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -39,12 +40,13 @@ class Stage:
     plain: rows of one id may take the fast lane of ``PostprocWorker``: no stop strings, hook, log-probabilities, held
         chunk, recording or resume.
     silent, silent_end: tokens, and the end, that the client has already.
+    finish: the engine's, where it ended the output; None while it is open, and where a stop string or a hook ended it.
     interval: tokens per chunk.
     """
 
     __slots__ = (
         "index", "plain", "output", "detokenizer", "ended", "silent", "silent_end", "interval", "holds",
-        "raw_ids", "_matcher", "_spec", "_shown_stops", "_wants_logprobs", "_wants_pieces", "_held",
+        "raw_ids", "finish", "_matcher", "_spec", "_shown_stops", "_wants_logprobs", "_wants_pieces", "_held",
         "_raw_logprobs", "_raw_finish",
     )  # fmt: skip
 
@@ -73,6 +75,7 @@ class Stage:
         self._shown_stops = frozenset(spec.stop_token_ids) if spec.include_stop else frozenset()
         self._wants_logprobs, self._wants_pieces = spec.logprobs is not None, spec.token_pieces
         self._held = News("", ())
+        self.finish: Finish | None = None
         self.raw_ids: list[int] | None = [] if spec.recording is not None else None
         self._raw_logprobs: list[TokenLogprob] = []
         self._raw_finish: Finish | None = None
@@ -89,6 +92,7 @@ class Stage:
         then."""
         visible = self.visible(tokens, finish)
         # The text of a single id is its piece already, as long as nothing is held back.
+        self.finish = finish
         apart = self._matcher is not None or self._wants_logprobs or (self._wants_pieces and len(tokens) != 1)
         if not apart:
             text = self.detokenizer.decode(visible) if visible else ""
@@ -110,11 +114,15 @@ class Stage:
         if matcher is not None:
             text = matcher.feed(text)
             if matcher.matched is not None:
+                self.finish = None
                 tokens = tokens[: _cut(pieces, matcher.match_end)]
                 end = ("stop", matcher.matched)
             elif finish is not None:
                 text += matcher.flush()
-        entries = _entries(tokens, logprobs, pieces) if self._wants_logprobs else ()
+        entries: Sequence[Logprob] = ()
+        if self._wants_logprobs:
+            entries = _entries(tokens, logprobs, pieces)
+            self._raw_logprobs += logprobs or ()
         return News(text, tokens, entries, pieces[: len(tokens)] if self._wants_pieces else (), end)
 
     def _engine_end(self, finish: Finish | None, tokens: Sequence[int]) -> End | None:
@@ -150,13 +158,20 @@ class Stage:
             news.end,
         )
 
+    # -------------------------------------------------------------------------------- what it has had
+
+    def history(self) -> tuple[array[int], Sequence[TokenLogprob] | None]:
+        """All ids that have come, held ones too, and their entries where the request asks for them. An output that a
+        stop string ended has those up to its last token: whoever reads them again ends at the same place."""
+        ids = self.output.token_ids + array("i", self._held.token_ids)
+        return ids, self._raw_logprobs[: len(ids)] if self._wants_logprobs else None
+
     # -------------------------------------------------------------------------------- recording
 
-    def keep(self, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None) -> None:
+    def keep(self, tokens: Sequence[int], finish: Finish | None) -> None:
         """Keep a row as the engine gave it."""
         assert self.raw_ids is not None
         self.raw_ids += tokens
-        self._raw_logprobs += logprobs or ()
         self._raw_finish = finish
 
     def recorded(self) -> dict[str, Any]:

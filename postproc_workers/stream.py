@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from executor.engines.base import TokenLogprob
+from executor.engines.base import StepRow, TokenLogprob
+from executor.history import history_rows
 from executor.messages import BODY, FAILED, OUTPUT_END, REQUEST_END, Finish, Open
 from executor.result import DetokenizedGenerationResultBase
 from postproc_workers.detokenizer import check_ids
@@ -84,7 +85,7 @@ class Stream:
             self.late_tokens += len(tokens)
             return b""
         if stage.raw_ids is not None:
-            stage.keep(tokens, finish, logprobs)
+            stage.keep(tokens, finish)
         try:
             return self._row(stage, tokens, finish, logprobs)
         except TokenError as error:
@@ -111,6 +112,19 @@ class Stream:
             "prompt_tokens": self.spec.prompt_tokens,
             "outputs": [stage.recorded() for stage in self.stages],
         }
+
+    def history(self) -> list[StepRow]:
+        """The rows that this stream is made of so far, for an executor that has to go on from here."""
+        rows: list[StepRow] = []
+        for stage in self.stages:
+            tokens, logprobs = stage.history()
+            rows += history_rows(self.rid, stage.index, tokens, logprobs) or [StepRow(self.rid, stage.index, ())]
+            if stage.ended:
+                finish = stage.finish or Finish("stop")
+                rows[-1] = rows[-1]._replace(
+                    finish_reason=finish.reason, stop_token=finish.stop_token, message=finish.message
+                )
+        return rows
 
     # -------------------------------------------------------------------------------- the general path
 

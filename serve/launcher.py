@@ -19,11 +19,9 @@ import dataclasses
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +30,7 @@ from typing import Any
 import uvloop
 from transformers import PreTrainedTokenizerBase
 
-from executor.child import ChildError, ChildProcess
+from executor.child import ChildError
 from executor.engines.base import EngineInfo
 from executor.models import ModelError, ModelFiles, resolve_model
 from executor.proxy import GenerationExecutor
@@ -41,20 +39,21 @@ from postproc_workers.hook import load_hook
 from postproc_workers.link import InProcessLink
 from postproc_workers.pool import WorkerPool
 from postproc_workers.replay import POST_PROCESSORS
+from serve.access import Access, check_access
 from serve.admission import ServerFacts
 from serve.app import App
 from serve.config import Config
+from serve.executor_seat import ExecutorSeat
 from serve.facts import server_facts
 from serve.gateway import ServerState
 from serve.http_server import HttpServer
+from serve.limits import ClientLimits
 from serve.parsers import check_names
 from serve.prompts import Prompts
+from serve.run_directory import RunDirectory
 from serve.tokenizer_loading import load_tokenizer, worker_tokenizer
 
 logger = logging.getLogger("tailrace.serve")
-
-#: A Unix socket's path has 107 bytes at most, and the longest name in the directory may be worker-1234567.
-_MAX_RUN_DIR = 90
 
 
 class StartError(RuntimeError):
@@ -70,6 +69,7 @@ def serve(config: Config) -> int:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # our banner says the same, and who listens where
     try:
         # What needs no model is looked at before one is loaded.
+        config = check_access(config, os.environ)
         _check_hook(config.post_processor_hook)
         check_names(*(None if name == "auto" else name for name in (config.reasoning_parser, config.tool_parser)))
         listener = _listen(config)
@@ -118,27 +118,18 @@ def _model_files(config: Config) -> ModelFiles | None:
     return resolve_model(config.model, progress=_say)
 
 
-def _run_directory() -> Path:
-    """A new directory for our sockets, which are ours alone: its mode is 0700."""
-    directory = tempfile.mkdtemp(prefix="tailrace-")
-    if len(directory) > _MAX_RUN_DIR:
-        os.rmdir(directory)
-        raise StartError(f"{directory} is too long a path for a socket's directory; set TMPDIR to a shorter one")
-    return Path(directory)
-
-
 class Launcher:
     """One server from start to end."""
 
     def __init__(self, config: Config, files: ModelFiles | None, listener: socket.socket) -> None:
         self._config, self._files, self._listener = config, files, listener
         self._tokenizer_source = Path(config.tokenizer) if config.tokenizer else self._model_dir()
-        self._run_dir = _run_directory()
+        self._run_dir = RunDirectory.make()
         self._proxy = GenerationExecutor()
         self._state = ServerState()
         self._pool: WorkerPool | None = None
         self._link: InProcessLink | None = None
-        self._executor: ChildProcess | None = None
+        self._executor: ExecutorSeat | None = None
         self._prompts: Prompts | None = None
         self._http: HttpServer | None = None
         self._tasks: list[asyncio.Task[Any]] = []
@@ -163,13 +154,14 @@ class Launcher:
 
     async def _start(self) -> None:
         begin = time.monotonic()
-        self._proxy.connect(self._address("executor"), self._address("frontend-0"))
+        self._proxy.listen(self._address("frontend-0"))
         tokenizer, info = await self._load()
-        await self._start_workers(info, worker_tokenizer(tokenizer, self._tokenizer_source, self._run_dir))
+        await self._start_workers(info, worker_tokenizer(tokenizer, self._tokenizer_source, self._run_dir.path))
         self._prompts = Prompts(tokenizer)
         facts = server_facts(self._config, self._files, info, self._prompts, self._tokenizer_source)
-        app = App(self._proxy, self._prompts, facts, self._state, self._pool, self._config.max_body_bytes)
-        self._http = HttpServer(app, self._config)
+        app = App(self._proxy, self._prompts, facts, self._state, self._pool, ClientLimits.of(self._config),
+                  access=Access(self._config))  # fmt: skip
+        self._http = HttpServer(app, self._config, app.outlets)
         await self._http.start(self._listener)
         self._banner(info, facts, time.monotonic() - begin)
 
@@ -179,32 +171,22 @@ class Launcher:
         loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, self._tokenizer_source))
         tasks: list[asyncio.Task[Any]] = [loading]
         try:
-            self._executor = executor = await self._spawn_executor(loading)
-            ready = asyncio.create_task(executor.ready())
-            tasks.append(ready)
-            tokenizer, said = await asyncio.gather(loading, ready)
+            _say(f"starting the {self._config.engine} engine ...")
+            self._executor = ExecutorSeat(
+                self._config, self._address("executor"), [self._address("frontend-0")],
+                await self._engine_args(loading), self._proxy, self._state, self._give_up,
+            )  # fmt: skip
+            tasks.append(asyncio.create_task(self._executor.start()))
+            tokenizer, info = await asyncio.gather(*tasks)
         finally:
             await _end_tasks(tasks)
-        self._tasks.append(asyncio.create_task(self._watch_executor(executor)))
-        lists = {name: tuple(said[name]) for name in ("supported", "eos_token_ids")}
-        return tokenizer, EngineInfo(**said | lists)
+        return tokenizer, info
 
-    async def _spawn_executor(self, tokenizer: asyncio.Task[PreTrainedTokenizerBase]) -> ChildProcess:
-        _say(f"starting the {self._config.engine} engine ...")
-        model_dir = str(self._files.directory) if self._files else None
-        config = {
-            "address": self._address("executor"),
-            "frontends": [self._address("frontend-0")],
-            "engine": self._config.engine,
-            "engine_args": self._config.engine_args(model_dir) | await self._replay_args(tokenizer),
-            "log_level": self._config.log_level,
-        }
-        return await ChildProcess.spawn("executor", "executor.process", config)
-
-    async def _replay_args(self, tokenizer: asyncio.Task[PreTrainedTokenizerBase]) -> dict[str, Any]:
-        """A replay engine without a vocabulary of its own takes the tokenizer's, and leaves its special tokens out."""
+    async def _engine_args(self, tokenizer: asyncio.Task[PreTrainedTokenizerBase]) -> dict[str, Any]:
+        args = self._config.engine_args(str(self._files.directory) if self._files else None)
         if self._config.engine != "replay":
-            return {}
+            return args
+        # Without a vocabulary of its own it takes the tokenizer's, and leaves its special tokens out.
         loaded = await tokenizer
         own = {"vocab_size": len(loaded), "special_token_ids": sorted(set(loaded.all_special_ids))}
         return {"config": own | dict(self._config.engine_config)}
@@ -232,8 +214,9 @@ class Launcher:
             return
         _say(f"starting {size} post-processing worker{'s' if size > 1 else ''} ...")
         self._pool = WorkerPool(
-            size, config, self._worker_address, self._proxy.worker_joined, self._proxy.worker_lost, self._give_up
-        )
+            size, config, self._worker_address, self._proxy.worker_joined, self._proxy.worker_lost, self._give_up,
+            hang_timeout=self._config.hang_timeout,
+        )  # fmt: skip
         await self._pool.start()
 
     def _record_dir(self) -> str | None:
@@ -251,7 +234,7 @@ class Launcher:
         return self._files.directory
 
     def _address(self, name: str) -> str:
-        return f"ipc://{self._run_dir}/{name}"
+        return f"ipc://{self._run_dir.path}/{name}"
 
     def _worker_address(self, worker: int) -> str:
         return self._address(f"worker-{worker}")
@@ -259,7 +242,8 @@ class Launcher:
     def _banner(self, info: EngineInfo, facts: ServerFacts, seconds: float) -> None:
         host, port = self._listener.getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "localhost"}.get(host, host)
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._config.ssl_certfile is None else "https"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         _say(f"\ntailrace serves {facts.model} at {url} (ready after {seconds:.1f} s)\n")
         for line in self._process_tree(info):
             _say(f"  {line}")
@@ -270,7 +254,8 @@ class Launcher:
             "max_tokens": 200,
             "messages": [{"role": "user", "content": "Why is the sky blue?"}],
         }
-        _say(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'\n")
+        key = ' -H "authorization: Bearer $TAILRACE_API_KEY"' if self._config.api_key else ""
+        _say(f"  curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{json.dumps(body)}'\n")
 
     def _process_tree(self, info: EngineInfo) -> Iterator[str]:
         yield f"{os.getpid():>8}  front end and launcher"
@@ -285,16 +270,11 @@ class Launcher:
 
     # -------------------------------------------------------------------------------- watching
 
-    async def _watch_executor(self, executor: ChildProcess) -> None:
-        code = await executor.wait()
-        if not self._stop.is_set() or self._proxy.open_requests:
-            self._give_up(f"the executor ended with exit code {code}")
-
     def _give_up(self, reason: str) -> None:
         """Nothing can be served any more: tell every open stream, and end."""
         logger.error("%s", reason)
         self._fatal = self._fatal or reason
-        self._state.unready = f"ending: {reason}"
+        self._state.ending = reason
         self._proxy.fail_all(reason)
         self._hurry.set()
         self._stop.set()
@@ -307,7 +287,7 @@ class Launcher:
     def _on_signal(self) -> None:
         if self._stop.is_set():
             self._hurry.set()
-        self._state.unready = "draining"
+        self._state.draining = True
         self._stop.set()
 
     async def _unless_stopped(self, start: Any) -> bool:
@@ -353,7 +333,7 @@ class Launcher:
         await _end_tasks(self._tasks)
         self._proxy.close()
         self._listener.close()
-        shutil.rmtree(self._run_dir, ignore_errors=True)
+        self._run_dir.remove()
 
 
 async def _end_tasks(tasks: list[asyncio.Task[Any]]) -> None:

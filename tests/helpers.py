@@ -13,7 +13,7 @@ from typing import Any
 
 from executor.core import ExecutorCore
 from executor.engines.base import Engine, EngineInfo, StepRow, TokenLogprob, UnsupportedError
-from executor.messages import BODY, FAILED, REQUEST_END, Cancel, Emissions, Open, StepRecords
+from executor.messages import BODY, FAILED, REQUEST_END, Cancel, Emissions, Open, Recall, StepRecords, WorkerJoined
 from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest, SamplingParams
 from executor.wire import decode, encode
@@ -87,6 +87,8 @@ class ScriptedEngine:
     def __init__(self, refuse: Iterable[str] = ()) -> None:
         self.added: list[tuple[int, int]] = []
         self.cancelled: list[tuple[int, int]] = []
+        #: (rid, index) -> the ids that an output had when it was added
+        self.resumed: dict[tuple[int, int], list[int]] = {}
         self.closed = 0
         self._refuse = frozenset(refuse)
         self._steps: list[list[StepRow]] = []
@@ -98,10 +100,14 @@ class ScriptedEngine:
     def start(self, wake: Callable[[], None]) -> EngineInfo:
         return EngineInfo("scripted", 1000, 2**20, ("max_tokens",))
 
-    def add(self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+    def add(
+        self, rid: int, index: int, prompt_ids: Sequence[int], sampling: SamplingParams, history: Sequence[int] = ()
+    ) -> None:
         for name in self._refuse.intersection(sampling.changed()):
             raise UnsupportedError(f"{name}: not honoured")
         self.added.append((rid, index))
+        if history:
+            self.resumed[rid, index] = list(history)
 
     def cancel(self, rid: int, index: int) -> None:
         self.cancelled.append((rid, index))
@@ -126,6 +132,7 @@ class Client:
         self.payloads: list[bytes] = []
         self.ended = self.failed = self.whole = False
         self.error: str | None = None
+        self.status = 200
 
     @property
     def body(self) -> bytes:
@@ -141,6 +148,10 @@ class Client:
     def fail(self, message: str) -> None:
         assert not self.ended
         self.ended, self.error = True, message
+
+    def refuse(self, message: str, status: int, retry_after: float) -> None:
+        assert not self.ended and not self.payloads, "refused behind its first bytes"
+        self.ended, self.error, self.status = True, message, status
 
 
 class System:
@@ -159,10 +170,12 @@ class System:
         stream_interval: int = 1,
     ) -> None:
         self.scripted = ScriptedEngine()
-        self.core = ExecutorCore(engine or self.scripted)
+        self.core = ExecutorCore(engine or self.scripted, frontends=1)
+        self._incarnation = 0
         self.proxy = GenerationExecutor()
         self.proxy.connect_in_process(lambda message: self.to_executor.append(encode(message)))
         self.to_executor: list[bytes] = []
+        self.proxy.executor_joined()
         self.workers: dict[int, PostprocWorker] = {}
         self.inboxes: dict[int, list[bytes]] = {}
         self._make = lambda worker: PostprocWorker(
@@ -179,6 +192,18 @@ class System:
         self.proxy.worker_joined(worker, f"inproc://worker-{worker}")
         return worker
 
+    def kill_executor(self) -> None:
+        """The executor dies, and with it all that was on its way there."""
+        self.to_executor = []
+        self.proxy.executor_lost()
+
+    def new_executor(self, engine: Engine | None = None) -> None:
+        """The next one. It is told what there is."""
+        self._incarnation += 1
+        self.to_executor, self.scripted = [], ScriptedEngine()
+        self.core = ExecutorCore(engine or self.scripted, incarnation=self._incarnation, frontends=1)
+        self.proxy.executor_joined()
+
     def kill(self, worker: int) -> None:
         """A worker dies with all it has; the front end notices."""
         del self.workers[worker], self.inboxes[worker]
@@ -194,20 +219,30 @@ class System:
         """The executor takes its messages and makes one step."""
         frames, self.to_executor = self.to_executor, []
         for frame in frames:
-            self.core.receive(decode(frame))
+            message = decode(frame)
+            self.core.receive(message)
             self.core.dispatcher.validate()
+            if isinstance(message, WorkerJoined) and message.worker in self.inboxes:
+                self.inboxes[message.worker].append(encode(Recall(self._incarnation)))
+        for frontend, answer in self.core.answers:
+            assert frontend == 0
+            self.proxy.receive(decode(encode(answer)))
+        self.core.answers = []
         for worker, steps in self.core.step(0, frozenset(busy)):
-            self.inboxes[worker].append(encode(steps))
+            if worker in self.inboxes:  # else it is dead, and the executor does not know yet
+                self.inboxes[worker].append(encode(steps))
         self.core.dispatcher.validate()
 
     def work(self, worker: int) -> list[bytes]:
         """A worker handles all that waits for it. Its cancels go out; its emissions are returned, not delivered."""
         frames, self.inboxes[worker] = self.inboxes[worker], []
         output = self.workers[worker].receive(
-            [steps for frame in frames if isinstance(steps := decode(frame), StepRecords)]
+            [steps for frame in frames if isinstance(steps := decode(frame), StepRecords | Recall)]
         )
         if output.cancels:
             self.core.receive(decode(encode(Cancel(worker, output.cancels))))
+        for histories in output.histories:
+            self.core.receive(decode(encode(histories)))
         return [encode(emissions) for emissions in output.emissions.values()]
 
     def deliver(self, frames: Iterable[bytes]) -> None:
@@ -218,6 +253,10 @@ class System:
     def turn(self) -> None:
         """Everybody works once, and all messages arrive."""
         self.executor()
+        self.turn_workers()
+
+    def turn_workers(self) -> None:
+        """Every worker works once."""
         for worker in list(self.workers):
             self.deliver(self.work(worker))
 

@@ -47,6 +47,9 @@ def test_addresses_that_are_refused(address: str, private: Path, monkeypatch: py
 def test_the_refusal_of_tcp_says_why() -> None:
     with pytest.raises(AddressError, match="CURVE"):
         check_address("tcp://127.0.0.1:5555")
+    check_address("tcp://127.0.0.1:5555", curve=True)
+    with pytest.raises(AddressError, match="not an ipc://"):
+        check_address("udp://127.0.0.1:5555", curve=True)
 
 
 @pytest.mark.parametrize("kind", ["ipc", "inproc"])

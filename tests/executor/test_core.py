@@ -58,7 +58,7 @@ def test_prompts_go_with_their_outputs() -> None:
     class Remembering(ScriptedEngine):
         prompts: list[tuple[int, list[int]]] = []
 
-        def add(self, rid: int, index: int, prompt_ids: object, sampling: SamplingParams) -> None:
+        def add(self, rid: int, index: int, prompt_ids: object, sampling: SamplingParams, history: object = ()) -> None:
             self.prompts.append((index, list(prompt_ids)))  # type: ignore[call-overload]
 
     engine = Remembering()
@@ -99,7 +99,7 @@ def test_a_cancel_of_the_whole_request() -> None:
 @pytest.mark.parametrize("n", [1, 3])
 def test_what_the_engine_does_not_honour_ends_the_request(n: int) -> None:
     class RefusesTheSecond(ScriptedEngine):
-        def add(self, rid: int, index: int, prompt_ids: object, sampling: SamplingParams) -> None:
+        def add(self, rid: int, index: int, prompt_ids: object, sampling: SamplingParams, history: object = ()) -> None:
             self._refuse = frozenset({"top_k"} if index == n - 1 else ())
             super().add(rid, index, [1], sampling)
 

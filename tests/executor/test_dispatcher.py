@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from executor.dispatcher import Dispatcher
+from executor.dispatcher import MAX_FRUITLESS, Dispatcher
 from executor.engines.base import StepRow, TokenLogprob
 from executor.messages import MAX_COUNT, Open, StepRecords, WorkerLost
 from executor.request import GenerationRequest, SamplingParams
@@ -331,9 +331,10 @@ def test_a_released_request_leaves_nothing() -> None:
 # ------------------------------------------------------------------------------------------------------ poison
 
 
-def lose(dispatcher: Dispatcher, worker: int, delivered: Sequence[tuple[int, bool]]) -> list[int]:
+def lose(dispatcher: Dispatcher, worker: int, delivered: Sequence[tuple[int, bool]], culprit: int = -1) -> list[int]:
     """A worker dies, another joins."""
-    condemned = dispatcher.worker_lost(WorkerLost(worker, {1: list(delivered)} if delivered else {}))
+    lost = WorkerLost(worker, {1: list(delivered)} if delivered else {}, culprit)
+    condemned = [request.rid for request in dispatcher.worker_lost(lost)]
     dispatcher.worker_joined(worker + 1)
     dispatcher.validate()
     return condemned
@@ -344,12 +345,22 @@ def test_a_request_that_costs_every_worker_fails() -> None:
     dispatcher.worker_joined(0)
     dispatcher.submit(request(1, outputs=2))
     dispatcher.record([StepRow(1, 0, [5]), StepRow(1, 1, [6])])
-    assert [lose(dispatcher, worker, ()) for worker in range(4)] == [[], [], [], [1]]
-    taken = Worker()
-    for _, steps in dispatcher.take(0):
-        taken.take(steps)
-    assert taken.tokens == {(1, 0): [], (1, 1): []}, "the next worker must not fold what kills it"
-    assert taken.finishes == {(1, 0): "error", (1, 1): "error"}
+    assert [lose(dispatcher, worker, ()) for worker in range(MAX_FRUITLESS)] == [[]] * (MAX_FRUITLESS - 1) + [[1]]
+    assert dispatcher.open_requests == 0 and dispatcher.take(0) == [], "no further worker gets it"
+
+
+def test_a_request_fails_with_the_second_worker_that_died_in_its_hands() -> None:
+    """And only that request, however many others the workers had, and also if its client had got on."""
+    dispatcher = Dispatcher()
+    dispatcher.worker_joined(0)
+    for rid in (1, 2, 3):
+        dispatcher.submit(request(rid))
+    dispatcher.record([StepRow(rid, 0, [5, 6, 7]) for rid in (1, 2, 3)])
+    assert lose(dispatcher, 0, [(1, False)], culprit=2) == []
+    assert lose(dispatcher, 1, [(1, False)], culprit=3) == []
+    assert lose(dispatcher, 2, [(2, False)], culprit=-1) == []
+    assert lose(dispatcher, 3, [(3, False)], culprit=2) == [2]
+    assert lose(dispatcher, 4, [(3, False)], culprit=99) == []
 
 
 def test_a_request_whose_client_gets_on_is_no_poison() -> None:

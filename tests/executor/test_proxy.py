@@ -27,7 +27,7 @@ from executor.messages import (
 from executor.proxy import GenerationExecutor
 from executor.request import SamplingParams
 from executor.result import AbortedError, OutputDelta, ResultError
-from executor.wire import decode, encode_delta
+from executor.wire import decode, encode, encode_delta
 from postproc_workers.deltas import deltas_request
 from tests.executor.test_result import run
 from tests.helpers import CHAT, COMPLETIONS, Client, ScriptedEngine, System, each, request_of, row, spec_of, tokens
@@ -58,7 +58,7 @@ def test_bytes_reach_the_sink_and_the_end_is_released() -> None:
     proxy, client = Wired(), Client()
     request = request_of(5, spec_of(CHAT))
     proxy.open(request, client)
-    assert proxy.sent == [request] and proxy.open_requests == 1
+    assert list(map(encode, proxy.sent)) == [encode(request)] and proxy.open_requests == 1
     proxy.receive(emission(5, b"a"))
     proxy.receive(emission(5, b"b", OUTPUT_END | REQUEST_END, count=2))
     assert client.body == b"ab" and client.ended and proxy.open_requests == 0
@@ -105,7 +105,7 @@ def test_a_request_that_lost_two_workers_is_still_reported() -> None:
 
 def test_a_submit_that_cannot_be_sent_leaves_nothing() -> None:
     proxy = GenerationExecutor()
-    with pytest.raises(RuntimeError, match="connect"):
+    with pytest.raises(RuntimeError, match="listen"):
         proxy.open(request_of(5, spec_of(CHAT)), Client())
     assert proxy.open_requests == 0
 

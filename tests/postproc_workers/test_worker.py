@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.engines.base import StepRow, TokenLogprob
-from executor.messages import BODY, FAILED, OUTPUT_END, REQUEST_END, Open, StepRecords
+from executor.messages import BODY, FAILED, OUTPUT_END, REQUEST_END, Finish, Open, Recall, StepRecords
 from executor.result import DetokenizedGenerationResultBase
+from executor.wire import decode, encode
 from postproc_workers.hook import EMIT, Emit, HookAction
 from postproc_workers.post_processor import PostProcessor
 from postproc_workers.spec import StreamSpec
@@ -468,3 +469,89 @@ def test_the_messages_of_one_batch_are_cut_by_size(monkeypatch: pytest.MonkeyPat
     messages = [output.emissions[0], *(message for _, message in output.overflow)]
     assert len(messages) > 1 and all(len(message.payload) <= 1000 for message in messages)
     assert [rid for message in messages for rid in message.rids] == list(range(20))
+
+
+# ------------------------------------------------------------------------------------------------------ a new executor
+
+
+def recalled(bench: Bench, incarnation: int = 1) -> StepRecords:
+    """What a worker says it has, in one message."""
+    (histories,) = bench.worker.receive([Recall(incarnation)]).histories
+    assert histories.last and decode(encode(histories)).worker == 0  # type: ignore[union-attr]
+    return histories.steps
+
+
+def told(steps: StepRecords) -> list[tuple[int, list[int], Any]]:
+    return [(index, list(ids), finish) for _, index, ids, finish, _ in steps.rows()]
+
+
+def test_a_worker_tells_a_new_executor_what_it_has() -> None:
+    bench = Bench(spec_of(CHAT, n=3, stop=["the end"]))
+    bench.give(row(HELLO[:3]), row(tokens("the", " "), index=1), row(HELLO, "stop", index=2, stop_token=True))
+    steps = recalled(bench)
+    assert [(opened.rid, opened.epoch, opened.spec) for opened in steps.opens] == [(0, 0, b"")]
+    assert told(steps) == [
+        (0, HELLO[:3], None),
+        (1, tokens("the", " "), None),
+        (2, HELLO, Finish("stop", True)),
+    ]
+
+
+def test_an_output_that_a_stop_string_ended_has_what_led_to_it() -> None:
+    """Whoever reads those ids again ends at the same place; what came behind, a stop token too, is not among them."""
+    bench = Bench(spec_of(CHAT, n=2, stop=["END"]))
+    bench.give(row(tokens("a", "EN", "D", "b", "<|end|>"), "stop", stop_token=True))
+    assert told(recalled(bench)) == [(0, tokens("a", "EN", "D"), Finish("stop")), (1, [], None)]
+
+
+def test_what_is_held_for_a_chunk_or_asked_for_is_told_too() -> None:
+    entries = [TokenLogprob(-0.5, ((token, -0.5),)) for token in HELLO[:5]]
+    bench = Bench(spec_of(CHAT, logprobs=True, top_logprobs=1), stream_interval=4)
+    for token, entry in zip(HELLO[:5], entries):
+        bench.give(row([token], logprobs=[entry]))
+    (_, _, ids, finish, logprobs), *_ = recalled(bench).rows()
+    assert (list(ids), finish) == (HELLO[:5], None)
+    assert logprobs is not None and list(logprobs) == entries
+
+
+def test_many_histories_come_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postproc_workers.worker.MAX_HISTORY", 4)
+    bench = Bench(spec_of(CHAT, n=2))
+    bench.give(row(HELLO[:5]), row(HELLO[:2], index=1))
+    parts = bench.worker.receive([Recall(1)]).histories
+    assert [part.last for part in parts] == [False, True]
+    assert [told(part.steps) for part in parts] == [[(0, HELLO[:5], None)], [(1, HELLO[:2], None)]]
+
+
+def test_nothing_is_told_of_what_is_over() -> None:
+    bench = Bench(spec_of(CHAT))
+    bench.give(*each(HELLO, "stop", stop_token=True))
+    assert told(recalled(bench)) == [] and recalled(bench).opens == []
+
+
+def test_what_an_older_executor_has_left_behind_is_dropped() -> None:
+    """Its tokens come again from the new one. What is told is as of before them, whatever the order of arrival."""
+    bench = Bench(spec_of(CHAT))
+    bench.give(row(HELLO[:1]))
+    old = StepRecords.build([row(HELLO[1:2])])
+    output = bench.worker.receive([old, Recall(1), old])
+    assert told(output.histories[0].steps) == [(0, HELLO[:1], None)]
+    assert output.emissions == {} and bench.worker.stats.stale == 2
+    new = StepRecords.build([row(HELLO[1:2])])
+    new.incarnation = 1
+    assert bench.worker.receive([old, new]).emissions[0].counts == (2,)
+
+
+def test_the_request_in_hand_is_marked() -> None:
+    """In a cell that outlives the worker; nobody's between two batches."""
+    seen: list[int] = []
+
+    class Cell(list[int]):
+        def __setitem__(self, place: Any, value: Any) -> None:
+            seen.append(value)
+            super().__setitem__(place, value)
+
+    worker = PostprocWorker(vocabulary(), ALL_POST_PROCESSORS, marker=Cell([-1]))
+    opens = [Open(rid, 0, 0, spec_of(CHAT).encode()) for rid in (5, 6)]
+    worker.receive([StepRecords.build([row(HELLO[:1], rid=6), row(HELLO[:1], rid=5)], opens)])
+    assert seen == [5, 6, 6, 5, -1]

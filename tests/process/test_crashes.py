@@ -1,4 +1,4 @@
-"""Processes die in the middle of streams: what the clients of a worker get, and the end without an executor."""
+"""Processes die in the middle of streams: what the clients get, and the end where no executor can be had."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def assert_undisturbed(tokenizer: Path, requests: list[tuple[str, dict[str, Any]
 
 def replaced(server: Server, workers: int, restarts: int) -> None:
     """Until the pool is whole again, with that many restarts in all."""
-    wanted = {"status": "ok", "workers": workers, "worker_restarts": restarts, "open_requests": 0}
-    until(lambda: server.health() == wanted, lambda: f"{wanted}, but {server.health()}\n{server.log}", 30)
+    wanted = {"status": "ok", "workers": workers, "worker_restarts": restarts, "paused_workers": 0, "open_requests": 0}
+    until(lambda: server.health().items() >= wanted.items(), lambda: f"{wanted}, but {server.health()}\n{server.log}", 30)
 
 
 def resumed(server: Server) -> float:
@@ -143,6 +143,53 @@ def test_health_while_the_only_worker_is_gone(replay_server: Callable[[int], Ser
     assert "its requests go on elsewhere" in server.log
 
 
+def next_executor(server: Server, before: int) -> int:
+    """Until there is another executor, and requests are admitted."""
+    until(lambda: server.health()["status"] == "ok", lambda: f"an executor\n{server.log}", 20)
+    executor = server.executor()
+    assert executor != before
+    return executor
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_clients_of_killed_executors_notice_nothing(
+    replay_server: Callable[[int], Server], tokenizer: Path, workers: int
+) -> None:
+    """Twice, and a worker dies too where there are several: what it had is generated again."""
+    server = replay_server(workers)
+    before = server.health()["executor_restarts"]
+
+    async def play() -> list[Response]:
+        exchanges = await begin_all(server, REQUESTS)
+        await in_the_middle(exchanges, REQUESTS)
+        executor = server.executor()
+        os.kill(executor, signal.SIGKILL)
+        executor = await asyncio.to_thread(next_executor, server, executor)
+        if workers > 1:
+            os.kill(server.workers()[0], signal.SIGKILL)
+        os.kill(executor, signal.SIGKILL)
+        return await rest_of(exchanges)
+
+    assert_undisturbed(tokenizer, REQUESTS, asyncio.run(play()))
+    until(lambda: server.health()["open_requests"] == 0, "no open request")
+    assert server.health()["executor_restarts"] == before + 2
+    until(lambda: server.total("tailrace_executor_open_requests") == 0, "nothing left in the executor")
+    assert asyncio.run(fetch(server.url, *chat("hard"))).status == 200
+
+
+def test_nobody_is_admitted_without_an_executor(replay_server: Callable[[int], Server]) -> None:
+    server = replay_server(1)
+    executor = server.executor()
+    os.kill(executor, signal.SIGKILL)
+    health = until(lambda: (h := server.health())["status"] != "ok" and h, "an executor less")
+    assert health["status"] == "restarting its executor"
+    refused = asyncio.run(fetch(server.url, *chat("hard")))
+    if refused.status != 200:  # else the new one was there by then
+        assert refused.status == 503 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["message"] == "The server is restarting its executor."
+    next_executor(server, executor)
+
+
 ENDLESS = [
     chat("endless", stream=True),
     chat("endless", stream=True, n=2, logprobs=True, stop=["STOP and END"]),
@@ -154,19 +201,20 @@ ENDLESS = [
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_an_executor_every_client_is_told_and_the_server_ends(tokenizer: Path, workers: int) -> None:
-    with launch(*replay_arguments(tokenizer, workers, **CONFIG)) as server:
-        executor = server.wait_until_ready().executor()
+    """An engine that fails again as soon as it has begun."""
+    with launch(*replay_arguments(tokenizer, workers, **CONFIG, fail_after_steps=20)) as server:
+        server.wait_until_ready()
 
         async def play() -> list[Response]:
             exchanges = await begin_all(server, ENDLESS)
             await in_the_middle(exchanges, ENDLESS)
-            os.kill(executor, signal.SIGKILL)
             return await rest_of(exchanges)
 
         responses = asyncio.run(play())
-        assert server.wait(10) == 1
+        assert server.wait(20) == 1
         server.assert_clean()
-        assert "tailrace serve: the executor ended with exit code -9" in server.log
+        assert "tailrace serve: the executor cannot be restarted: executor ended: exit code 1" in server.log
+        assert "the engine was told to fail after 20 steps" in server.log
         for (_, body), response in zip(ENDLESS, responses):
             assert response.complete
             if body.get("stream"):

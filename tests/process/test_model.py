@@ -190,3 +190,24 @@ def test_a_killed_worker(server: Server) -> None:
 
     assert merged(asyncio.run(play())) == whole
     until(lambda: server.health()["worker_restarts"] >= 1 and server.health()["status"] == "ok", "a replacement", 30)
+
+
+def test_a_killed_executor(server: Server) -> None:
+    """The model is loaded again, and goes on behind what it had said: greedy, and drawn with a seed."""
+    if len(server.workers()) != 1:
+        pytest.skip("a start of the model is enough for one number of workers")
+    asked = {"messages": QUESTION, "stream": True, "max_tokens": 24, "ignore_eos": True}
+    bodies = [
+        {**asked, "temperature": 0, "stream_options": {"include_usage": True}},
+        {**asked, "temperature": 1.0, "seed": 11, "n": 2, "presence_penalty": 0.5},
+    ]
+    whole = [merged(asyncio.run(fetch(server.url, CHAT, body)).body) for body in bodies]
+
+    async def play() -> list[bytes]:
+        exchanges = [await begin(server.url, CHAT, body) for body in bodies]
+        await asyncio.gather(*(exchange.read_events(5) for exchange in exchanges))
+        os.kill(server.executor(), signal.SIGKILL)
+        return [(await exchange.rest()).body for exchange in exchanges]
+
+    assert [merged(body) for body in asyncio.run(play())] == whole
+    assert server.health()["executor_restarts"] == 1 and server.health()["open_requests"] == 0

@@ -15,15 +15,15 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from executor.child import ChildError
-from serve import launcher
+from serve import executor_seat, launcher
 from serve.config import Config
+from serve.facts import default_sampling
 from serve.prompts import Prompts
 from serve.tokenizer_loading import TokenizerError, load_tokenizer
 from tests.process.server import make_tokenizer
@@ -35,10 +35,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def put_run_directories_into(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def mkdtemp(prefix: str) -> str:
-        return tempfile.mkdtemp(prefix=prefix, dir=directory)
-
-    monkeypatch.setattr(launcher, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
 
 
 @pytest.fixture(autouse=True)
@@ -168,8 +165,9 @@ def test_a_place_for_sockets_with_too_long_a_name(
 ) -> None:
     deep = run_directories / ("d" * 90)
     deep.mkdir()
-    put_run_directories_into(deep, monkeypatch)
-    assert "set TMPDIR to a shorter one" in refused(replay(tokenizer), capfd)
+    with monkeypatch.context() as patched:
+        put_run_directories_into(deep, patched)
+        assert "set TMPDIR to a shorter one" in refused(replay(tokenizer), capfd)
     deep.rmdir()
 
 
@@ -181,8 +179,7 @@ def test_presets_of_a_model(tmp_path: Path) -> None:
     """What its generation_config.json says and we know; not what it leaves null."""
     presets = {"temperature": 0.6, "min_p": 0.1, "top_p": None, "max_length": 5}
     (tmp_path / "generation_config.json").write_text(json.dumps(presets))
-    with launched(tmp_path) as made:
-        assert made._default_sampling() == {"temperature": 0.6, "min_p": 0.1}
+    assert default_sampling(Config(model="x"), launcher.ModelFiles(tmp_path, "m")) == {"temperature": 0.6, "min_p": 0.1}
 
 
 # ------------------------------------------------------------------ tokenizer and executor, started together
@@ -194,22 +191,31 @@ def launched(model: Path) -> Iterator[launcher.Launcher]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         made = launcher.Launcher(Config(model="x"), launcher.ModelFiles(model, "m"), listener)
         yield made
-    shutil.rmtree(made._run_dir)
+    made._run_dir.remove()
 
 
 class Executor:
-    """An executor's process as the launcher sees it: one that fails with ``error``, or never gets ready."""
+    """An executor's process as its seat sees it: one that fails with ``error``, or gets ready for nothing but its
+    end."""
 
     def __init__(self, error: ChildError | None) -> None:
         self._error = error
 
     async def spawn(self, name: str, module: str, config: Mapping[str, Any]) -> Executor:
+        self._killed = asyncio.Event()
         return self
 
     async def ready(self) -> dict[str, Any]:
         if self._error is None:
-            await asyncio.Event().wait()
-        raise self._error or AssertionError
+            await self._killed.wait()
+        raise self._error or ChildError("executor did not start: it was killed")
+
+    def kill(self) -> None:
+        self._killed.set()
+
+    async def wait(self) -> int:
+        await self._killed.wait()
+        return -signal.SIGKILL
 
 
 async def start_fails(made: launcher.Launcher, error: type[Exception], match: str) -> None:
@@ -225,7 +231,7 @@ async def start_fails(made: launcher.Launcher, error: type[Exception], match: st
 
 def test_a_broken_tokenizer_does_not_wait_for_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    monkeypatch.setattr(launcher, "ChildProcess", Executor(None))
+    monkeypatch.setattr(executor_seat, "ChildProcess", Executor(None))
     with launched(tmp_path) as made:
         asyncio.run(start_fails(made, TokenizerError, "no tokenizer can be loaded"))
 
@@ -242,7 +248,7 @@ def test_a_failed_executor_leaves_no_loading_behind(tmp_path: Path, monkeypatch:
         failed.set()
 
     monkeypatch.setattr(launcher, "load_tokenizer", load)
-    monkeypatch.setattr(launcher, "ChildProcess", Executor(ChildError("executor did not start: no memory")))
+    monkeypatch.setattr(executor_seat, "ChildProcess", Executor(ChildError("executor did not start: no memory")))
     with launched(tmp_path) as made:
         asyncio.run(main(made))
 

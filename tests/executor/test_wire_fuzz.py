@@ -1,0 +1,468 @@
+"""Every message as the wire carries it, whole and damaged, and what its receivers make of it.
+
+Three properties. A message that is built comes back as it was. A frame with one thing wrong is refused, or is a
+message that agrees with itself. And a receiver that is given such a message neither raises nor lets a request feel it
+that the message does not name: what it sends on, others can read.
+
+``test_wire.py`` has the cases that are worth a name; here the machine draws.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+import msgpack
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from executor.core import ExecutorCore
+from executor.engines.base import StepRow
+from executor.engines.replay_engine import ReplayEngine
+from executor.messages import (
+    MAX_OUTPUTS,
+    REJECTIONS,
+    Abort,
+    Cancel,
+    Emissions,
+    FrontendLost,
+    Histories,
+    Message,
+    Open,
+    Recall,
+    Rejected,
+    Release,
+    Resubmit,
+    Status,
+    StepRecords,
+    Synced,
+    WireError,
+    WorkerJoined,
+    WorkerLost,
+)
+from executor.proxy import GenerationExecutor
+from executor.request import GenerationRequest, SamplingParams
+from executor.result import OutputDelta
+from executor.wire import decode, encode, encode_delta, encode_failure
+from postproc_workers.deltas import deltas_request
+from postproc_workers.worker import PostprocWorker
+from serve.streams import ClientStream
+from tests.executor.test_wire import EMISSION_ROWS, ENTRIES, NUMBERS, SAMPLING, TEXT
+from tests.helpers import ALL_POST_PROCESSORS, CHAT, COMPLETIONS, Client, request_of, spec_of, vocabulary
+
+KINDS: tuple[type, ...] = get_args(Message)
+
+#: The request that no hostile message names; its front end, and where it is.
+WITNESS, FRONTEND, WORKER = 7, 0, 0
+
+# ------------------------------------------------------------------------------------------------------ messages
+
+#: Few, so that messages are about the same requests, and some that nobody has.
+RIDS = st.sampled_from((1, 2, 3, 5, 2**40, 2**63 - 1))
+WORKERS = st.sampled_from((0, 1, 2, 99, 2**31))
+FRONTENDS = st.sampled_from((0, 1, 2**31 - 1))
+INDEXES = st.sampled_from((0, 1, 2, MAX_OUTPUTS - 1))
+COUNTS = st.sampled_from((0, 1, 3, 70_000, 2**32 - 1))
+TOKENS = st.lists(st.sampled_from((0, 5, 97, 255, 31_999, 32_000, 2**31 - 1, -1, -(2**31))), max_size=4)
+DELIVERED = st.lists(st.tuples(COUNTS, st.booleans()), max_size=3)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> GenerationRequest:
+    """Some of them are what a front end would send."""
+    spec = draw(st.sampled_from(SPECS) | st.binary(max_size=20))
+    prompts = draw(st.lists(st.lists(st.integers(0, 40_000), max_size=5), min_size=1, max_size=3))
+    sampling = draw(SAMPLING | st.builds(SamplingParams, st.integers(1, 5), logprobs=st.none() | st.integers(0, 3)))
+    return GenerationRequest(draw(RIDS), prompts, sampling, spec, draw(st.integers(1, 3)), draw(FRONTENDS))
+
+
+@st.composite
+def resubmits(draw: st.DrawFn) -> Resubmit:
+    request = draw(requests())
+    delivered = draw(
+        st.lists(st.tuples(COUNTS, st.booleans()), min_size=request.num_outputs, max_size=request.num_outputs)
+    )
+    return Resubmit(request, delivered, draw(st.sampled_from((0, 1, 2**32 - 2))))
+
+
+@st.composite
+def records(draw: st.DrawFn, specs: st.SearchStrategy[bytes] | None = None) -> StepRecords:
+    rows = []
+    for _ in range(draw(st.integers(0, 4))):
+        ids = draw(TOKENS)
+        reason = draw(st.none() | st.sampled_from(("stop", "length", "abort", "error")))
+        logprobs = draw(st.none() | st.lists(ENTRIES, min_size=len(ids), max_size=len(ids)))
+        ends = (reason, draw(st.booleans()), draw(TEXT)) if reason else (None, False, "")
+        rows.append(StepRow(draw(RIDS), draw(INDEXES), ids, *ends, logprobs))
+    spec = specs if specs is not None else st.binary(max_size=9)
+    opens = st.builds(Open, RIDS, EPOCHS, FRONTENDS, spec, DELIVERED)
+    made = StepRecords.build(rows, draw(st.lists(opens, max_size=2)), draw(st.integers(0, 2**62)))
+    made.incarnation = draw(st.sampled_from((0, 0, 0, 1, 2**63 - 1)))
+    return made
+
+
+#: Specs of every post-processor, streaming and unary.
+SPECS = [
+    spec_of(endpoint, stream=stream, **body).encode()
+    for endpoint in (CHAT, COMPLETIONS)
+    for stream in (True, False)
+    for body in ({}, {"n": 2, "stop": ["ab", "a"]}, {"logprobs": True if endpoint == CHAT else 2})
+]
+PAYLOADS = st.sampled_from(
+    (
+        b"",
+        b"data: 1\n\n",
+        encode_delta(OutputDelta(0, [5], "a")),
+        encode_delta(OutputDelta(1, [5, 6], "é", (), "stop", 6)),
+        encode_delta(OutputDelta(0, [], "", (), "abort")),
+        encode_failure("no"),
+    )
+) | st.binary(max_size=9)
+EPOCHS = st.sampled_from((0, 1, 5, 2**32 - 1))
+EMISSIONS = st.builds(
+    Emissions.build,
+    WORKERS,
+    EMISSION_ROWS | st.lists(st.tuples(RIDS, EPOCHS, INDEXES, COUNTS, st.integers(0, 255), PAYLOADS), max_size=4),
+    st.none() | NUMBERS,
+)
+
+#: How a message of each kind is drawn. A kind that is not here makes a test red.
+STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
+    GenerationRequest: requests(),
+    Abort: st.builds(Abort, RIDS),
+    Release: st.builds(Release, RIDS),
+    Cancel: st.builds(Cancel, WORKERS, st.lists(st.tuples(RIDS, st.integers(-1, MAX_OUTPUTS)), max_size=4)),
+    WorkerJoined: st.builds(WorkerJoined, WORKERS, TEXT),
+    WorkerLost: st.builds(WorkerLost, WORKERS, st.dictionaries(RIDS, DELIVERED, max_size=3), st.just(-1) | RIDS),
+    FrontendLost: st.builds(FrontendLost, FRONTENDS),
+    Resubmit: resubmits(),
+    Synced: st.builds(Synced, FRONTENDS),
+    Rejected: st.builds(Rejected, RIDS, st.sampled_from(sorted(REJECTIONS))),
+    StepRecords: records(),
+    Recall: st.builds(Recall, st.sampled_from((0, 1, 5, 2**63 - 1))),
+    Histories: st.builds(Histories, WORKERS, records(), st.booleans()),
+    Emissions: EMISSIONS,
+    Status: st.builds(Status, NUMBERS),
+}
+MESSAGES = st.one_of(list(STRATEGIES.values()))
+
+
+def plain(value: Any) -> Any:
+    """A message, or a part of one, as something that compares: columns as rows, records as what they hold."""
+    if isinstance(value, StepRecords):
+        rows = [(rid, index, list(ids), finish, logprobs) for rid, index, ids, finish, logprobs in value.rows()]
+        return [plain(rows), plain(value.opens), value.stamp, value.incarnation]
+    if isinstance(value, Emissions):
+        return [value.worker, plain(list(value.rows())), plain(value.stats)]
+    if hasattr(value, "__dataclass_fields__"):
+        return [type(value).__name__, *(plain(getattr(value, name)) for name in value.__dataclass_fields__)]
+    if isinstance(value, dict):
+        return [[plain(key), plain(entry)] for key, entry in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    return repr(value) if isinstance(value, float) else value  # NaN is NaN
+
+
+def test_every_kind_of_message_is_drawn() -> None:
+    assert set(STRATEGIES) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_what_is_sent_arrives(kind: type) -> None:
+    @given(STRATEGIES[kind])
+    def check(message: Message) -> None:
+        frame = encode(message)
+        again = decode(frame)
+        assert type(again) is kind and plain(again) == plain(message)
+        assert encode(again) == frame
+
+    check()
+
+
+# ------------------------------------------------------------------------------------------------------ damage
+
+ODD = st.sampled_from(
+    (
+        None, True, False, -1, 0, 1, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63,
+        2**64 - 1, -(2**31) - 1, -(2**63), 0.5, -1.0, float("nan"), float("inf"), "", "a", "steps", "submit", "\x00",
+        b"", b"\x00", b"\xff" * 7, b"\xff" * 8, b"\x00" * 24, [], [None], [[]], [[1, 2]], [[1, True]], [[1, []]],
+        [[1, [[1, True]]]], [[0, "stop", False, ""]], {}, {"t": "submit"}, {"max_tokens": 2**62}, {"n": -1},
+        msgpack.ExtType(5, b""), msgpack.Timestamp(1),
+    )
+)  # fmt: skip
+
+
+#: Fields that a frame may have or not, and two that none has.
+OPTIONAL = ("index", "count", "epoch", "flags", "stats", "open", "finish", "lp_row", "incarnation", "seed", "x", 5)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of everything inside a nested value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [deeper for key, entry in items for deeper in ((*path, key), *places(entry, (*path, key)))]
+
+
+@st.composite
+def damaged_fields(draw: st.DrawFn, frame: bytes) -> bytes:
+    """One field of a frame replaced, left out, added, or a column cut or grown."""
+    fields = copy.deepcopy(msgpack.unpackb(frame))
+    *path, last = draw(st.sampled_from(places(fields)))
+    box = fields
+    for key in path:
+        box = box[key]
+    old = box[last]
+    change = draw(st.sampled_from(("replace", "drop", "add", "column", "number")))
+    if change == "column" and isinstance(old, (bytes, str, list)) and old:
+        size = draw(st.integers(1, 9))
+        box[last] = draw(st.sampled_from((old[:-size], old + old[:size], old * 2, old[size:])))
+    elif change == "number" and type(old) is int:
+        box[last] = draw(st.sampled_from((-old, old + 1, old - 1, old * 2**32, ~old))) % 2**63
+    elif change == "drop":
+        del box[last]
+    elif change == "add" and isinstance(box, dict):
+        box[draw(st.sampled_from(OPTIONAL))] = draw(ODD)
+    else:
+        box[last] = draw(ODD)
+    return bytes(msgpack.packb(fields))
+
+
+@st.composite
+def damaged_bytes(draw: st.DrawFn, frame: bytes) -> bytes:
+    """One byte changed, or some bytes cut, put in or put behind."""
+    place = draw(st.integers(0, len(frame) - 1))
+    change = draw(st.sampled_from(("flip", "set", "cut", "end", "insert", "append")))
+    if change == "flip":
+        return frame[:place] + bytes([frame[place] ^ 1 << draw(st.integers(0, 7))]) + frame[place + 1 :]
+    if change == "set":
+        return frame[:place] + bytes([draw(st.integers(0, 255))]) + frame[place + 1 :]
+    if change == "cut":
+        return frame[:place] + frame[place + draw(st.integers(1, 9)) :]
+    if change == "end":
+        return frame[:place]
+    more = draw(st.binary(min_size=1, max_size=9))
+    return frame[:place] + more + frame[place:] if change == "insert" else frame + more
+
+
+def damaged(message: Message) -> st.SearchStrategy[bytes]:
+    frame = encode(message)
+    return damaged_fields(frame) | damaged_bytes(frame)
+
+
+def read(frame: bytes) -> Message | None:
+    """The message of a frame, None for one that is refused with a reason; nothing else happens, and not for long."""
+    begin = time.perf_counter()
+    try:
+        return decode(frame)
+    except WireError as error:
+        assert str(error)
+        return None
+    finally:
+        assert time.perf_counter() - begin < 2.0
+
+
+def agrees(message: Message) -> None:
+    """The columns of a message fit each other, and it can be sent on."""
+    assert plain(decode(encode(message))) == plain(message)
+    records = message.steps if isinstance(message, Histories) else message
+    if isinstance(records, StepRecords):
+        rows = list(records.rows())
+        assert len(rows) == len(records.rids) and sum(len(row[2]) for row in rows) == len(records.tokens)
+        assert all(row[4] is None or len(row[4]) == len(row[2]) for row in rows)
+        assert sum(row[3] is not None for row in rows) == len(records.finishes)
+        for opened in records.opens:  # a worker answers with these numbers
+            decode(encode(Emissions.build(0, [(opened.rid, opened.epoch, 0, 0, 0, b"")])))
+    if isinstance(message, Emissions):
+        assert b"".join(row[5] for row in message.rows()) == message.payload
+    if isinstance(message, Resubmit):
+        assert len(message.delivered) == message.request.num_outputs
+
+
+@settings(max_examples=100 * settings().max_examples)
+@given(st.data(), MESSAGES)
+def test_a_damaged_frame_is_refused_or_a_message(data: st.DataObject, message: Message) -> None:
+    changed = read(data.draw(damaged(message)))
+    event("refused" if changed is None else "read")
+    if changed is not None:
+        agrees(changed)
+
+
+# ------------------------------------------------------------------------------------------------------ receivers
+
+
+def hostile(kinds: Iterable[type]) -> st.SearchStrategy[Message]:
+    """Messages that the wire lets through: as drawn, or damaged."""
+    drawn = st.one_of([STRATEGIES[kind] for kind in kinds])
+    return drawn | drawn.flatmap(damaged).map(read).filter(lambda message: message is not None)
+
+
+def names(message: Message) -> set[int]:
+    """The requests that a message is about."""
+    if isinstance(message, Histories):
+        return names(message.steps)
+    if isinstance(message, StepRecords):
+        return {*message.rids, *(opened.rid for opened in message.opens)}
+    if isinstance(message, Emissions):
+        return set(message.rids)
+    if isinstance(message, Cancel):
+        return {rid for rid, _ in message.outputs}
+    if isinstance(message, WorkerLost):
+        return {*message.delivered, message.culprit}
+    if isinstance(message, Resubmit):
+        return {message.request.rid}
+    return {message.rid} if hasattr(message, "rid") else set()
+
+
+def spares_the_witness(message: Message) -> bool:
+    return WITNESS not in names(message) and message != FrontendLost(FRONTEND)
+
+
+class Executor:
+    """An executor with the witness, and what its workers were sent, read as they would read it."""
+
+    def __init__(self) -> None:
+        self.core = ExecutorCore(ReplayEngine())
+        self.tokens: list[int] = []
+        self.ended = False
+        for worker in (WORKER, 1):
+            self.core.receive(WorkerJoined(worker, f"inproc://worker-{worker}"))
+        sampling = SamplingParams(max_tokens=12, logprobs=1)
+        self.core.receive(GenerationRequest(WITNESS, [[1, 2, 3]], sampling, b"spec", 1, FRONTEND))
+
+    def receive(self, message: Message) -> None:
+        self.core.receive(message)
+        self.core.dispatcher.validate()
+
+    def step(self) -> None:
+        for _, steps in self.core.step(1):
+            self.observe(decode(encode(steps)))
+        self.core.dispatcher.validate()
+        decode(encode(Status(self.core.stats())))
+        for _, answer in self.core.answers:
+            decode(encode(answer))
+        self.core.answers.clear()
+
+    def observe(self, steps: Message) -> None:
+        assert isinstance(steps, StepRecords)
+        if any(opened.rid == WITNESS for opened in steps.opens):  # a worker begins anew
+            self.tokens, self.ended = [], False
+        for rid, _, ids, finish, logprobs in steps.rows():
+            if rid == WITNESS:
+                assert not self.ended and logprobs is not None
+                self.tokens += ids
+                self.ended = finish is not None
+
+
+def undisturbed() -> list[int]:
+    executor = Executor()
+    while not executor.ended:
+        executor.step()
+    return executor.tokens
+
+
+@settings(max_examples=20 * settings().max_examples)
+@given(st.lists(hostile(KINDS), min_size=1, max_size=4), st.integers(0, 3))
+def test_an_executor_survives_any_message(messages: Sequence[Message], steps: int) -> None:
+    executor = Executor()
+    for _ in range(steps):
+        executor.step()
+    for message in filter(spares_the_witness, messages):
+        executor.receive(message)
+        executor.step()
+    executor.receive(WorkerJoined(500, "inproc://worker-500"))  # the others may be lost
+    for _ in range(20):
+        executor.step()
+    assert executor.ended and executor.tokens == undisturbed()
+
+
+WITNESS_SPEC = spec_of(COMPLETIONS, stream=False)
+WITNESS_ROWS = [[72], [101, 108], [195], [169], [33]]
+
+
+def rows_of(ids: Sequence[int], finish: str | None = None) -> StepRecords:
+    return StepRecords.build([StepRow(WITNESS, 0, ids, finish)])
+
+
+class Worker:
+    """A worker with the witness; ``body`` is what its client gets."""
+
+    def __init__(self) -> None:
+        self.worker = PostprocWorker(vocabulary(), ALL_POST_PROCESSORS)
+        self.body = b""
+        self.receive([StepRecords([], [], [], [], opens=[Open(WITNESS, 0, FRONTEND, WITNESS_SPEC.encode())])])
+
+    def receive(self, messages: Sequence[StepRecords | Recall]) -> None:
+        output = self.worker.receive(messages)
+        sent = [*output.emissions.items(), *output.overflow]
+        for frontend, emissions in sent:
+            again = decode(encode(emissions))
+            assert isinstance(again, Emissions)
+            for rid, _, _, _, _, payload in again.rows():
+                if rid == WITNESS:
+                    assert frontend == FRONTEND
+                    self.body += payload
+        decode(encode(Cancel(0, output.cancels)))
+        for histories in output.histories:
+            agrees(histories)
+
+
+def for_workers(message: Message) -> bool:
+    """What a worker's shell lets through. Those of a later executor end what an earlier one has begun."""
+    return isinstance(message, StepRecords | Recall) and message.incarnation == 0 and spares_the_witness(message)
+
+
+@settings(max_examples=20 * settings().max_examples)
+@given(st.data(), st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=4))
+def test_a_worker_survives_any_message(data: st.DataObject, places: list[tuple[int, bool]]) -> None:
+    """Each hostile message comes with a row of the witness: in one go with it, or in a batch of its own."""
+    specs = st.sampled_from(SPECS)
+    steps = st.one_of(records(specs), records(specs.flatmap(damaged_fields)), STRATEGIES[Recall])
+    drawn = steps | steps.flatmap(damaged).map(read).filter(lambda message: message is not None)
+    worker, body = Worker(), undisturbed_body()
+    for place, ids in enumerate(WITNESS_ROWS):
+        row = rows_of(ids, "length" if place == len(WITNESS_ROWS) - 1 else None)
+        batch: list[Any] = [row]
+        for at, together in places:
+            if at != place:
+                continue
+            message = data.draw(drawn)
+            if for_workers(message):
+                batch = [message, *batch] if together else batch
+                if not together:
+                    worker.receive([message])
+        worker.receive(batch)
+    assert worker.body == body
+
+
+def undisturbed_body() -> bytes:
+    worker = Worker()
+    for place, ids in enumerate(WITNESS_ROWS):
+        worker.receive([rows_of(ids, "length" if place == len(WITNESS_ROWS) - 1 else None)])
+    assert worker.body
+    return worker.body
+
+
+@settings(max_examples=20 * settings().max_examples)
+@given(st.lists(hostile(KINDS), min_size=1, max_size=5))
+def test_a_front_end_survives_any_message(messages: list[Message]) -> None:
+    proxy, sent = GenerationExecutor(FRONTEND), []
+    proxy.connect_in_process(lambda message: sent.append(encode(message)))
+    witness, streams = Client(), [ClientStream(), ClientStream()]
+    proxy.open(request_of(WITNESS, WITNESS_SPEC), witness)
+    for rid, stream in enumerate(streams, 1):
+        proxy.open(request_of(rid, spec_of(CHAT, n=2)), stream)
+    handle = proxy.submit(deltas_request(3, [[1, 2, 3]], SamplingParams(max_tokens=4), n=2))
+    for message in filter(spares_the_witness, messages):
+        proxy.receive(message)
+    assert not handle.finished  # nobody has stepped it
+    proxy.worker_lost(WORKER)
+    proxy.receive(Emissions.build(1, [(WITNESS, 1, 0, 2, 0, b"ab")]))
+    proxy.receive(Emissions.build(1, [(WITNESS, 1, 0, 3, 3, b"c")]))
+    assert witness.ended and witness.payloads == [b"ab", b"c"]
+    proxy.executor_lost()
+    proxy.executor_joined()
+    proxy.fail_all("the end")
+    for frame in sent:
+        agrees(decode(frame))
