@@ -18,6 +18,7 @@ from typing import Any
 from executor.messages import MAX_OUTPUTS
 from executor.request import GREEDY_BELOW, GenerationRequest, SamplingParams
 from postproc_workers.spec import StreamSpec
+from serve.body import MAX_QUOTED
 from serve.errors import BadRequestError, ContextLengthError, NotFoundError
 from serve.harmony_adapter import harmony_spec
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
@@ -86,7 +87,7 @@ class Minted:
 def check_model(name: str | None, facts: ServerFacts) -> None:
     """Raise NotFoundError unless ``name`` is the served model's, absent or empty."""
     if name and name != facts.model:
-        raise NotFoundError(f"The model `{name}` does not exist.", param="model", code="model_not_found")
+        raise NotFoundError(f"The model `{name[:MAX_QUOTED]}` does not exist.", param="model", code="model_not_found")
 
 
 def admit_chat(
@@ -139,6 +140,8 @@ def _check_common(request: AnyRequest, prompts: Sequence[Sequence[int]], facts: 
     for ids in prompts:
         if not ids:
             raise _invalid(param, "has no tokens")
+    _room(param, max(map(len, prompts)), facts)  # before the ids are looked at: millions of them take a while
+    for ids in prompts:
         _check_ids(param, ids, facts)
     if request.n > facts.max_n:
         raise _invalid("n", f"must be at most {facts.max_n}, got {request.n}")
@@ -233,22 +236,31 @@ def _max_tokens(request: AnyRequest, facts: ServerFacts, prompt_tokens: int) -> 
     """The limit asked for; else all that the context has room for, or in a completion the API's default of 16 tokens.
     The wording is one that gateways know."""
     param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
-    limit = f"This model's maximum context length is {facts.max_model_len} tokens."
-    room = facts.max_model_len - prompt_tokens
-    if room < 1:
-        raise ContextLengthError(
-            f"{limit} However, your {param} resulted in {prompt_tokens} tokens, which leaves no room for an answer."
-            f" Please reduce the length of the {param}.",
-            param=param,
-        )
+    room = _room(param, prompt_tokens, facts)
     asked = request.token_limit
     if asked is not None and asked > room:
         raise ContextLengthError(
-            f"{limit} However, you requested {prompt_tokens + asked} tokens ({prompt_tokens} in the {param}, {asked} in"
-            f" the completion). Please reduce the {param} or the completion.",
+            f"{_limit(facts)} However, you requested {prompt_tokens + asked} tokens ({prompt_tokens} in the {param},"
+            f" {asked} in the completion). Please reduce the {param} or the completion.",
             param=_limit_param(request),
         )
     return asked or (room if isinstance(request, ChatCompletionRequest) else min(room, COMPLETION_TOKENS))
+
+
+def _room(param: str, prompt_tokens: int, facts: ServerFacts) -> int:
+    """Tokens that the context has left for an answer."""
+    room = facts.max_model_len - prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"{_limit(facts)} However, your {param} resulted in {prompt_tokens} tokens, which leaves no room for an"
+            f" answer. Please reduce the length of the {param}.",
+            param=param,
+        )
+    return room
+
+
+def _limit(facts: ServerFacts) -> str:
+    return f"This model's maximum context length is {facts.max_model_len} tokens."
 
 
 def _limit_param(request: AnyRequest) -> str:

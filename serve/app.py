@@ -13,7 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from executor.proxy import GenerationExecutor
 from postproc_workers.pool import WorkerPool
+from serve.access import Access
 from serve.admission import ServerFacts, admit_chat, admit_completion, check_model
+from serve.body import MAX_QUOTED
 from serve.errors import ApiError, BadRequestError, MethodNotAllowedError, NotFoundError
 from serve.gateway import Gateway, ServerState
 from serve.http import (
@@ -28,8 +30,11 @@ from serve.http import (
     send_json,
     since_arrival,
 )
+from serve.limits import ClientLimits
 from serve.metrics import CONTENT_TYPE, ServerMetrics
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from serve.openapi import openapi_document
+from serve.outlets import Outlets
 from serve.playground import Playground
 from serve.prompts import Prompts
 from serve.responses_routes import ResponsesRoutes
@@ -39,7 +44,8 @@ logger = logging.getLogger("tailrace.serve")
 
 
 class App:
-    """The ASGI application. ``facts`` is what admission knows, ``state`` what the launcher tells it."""
+    """The ASGI application. ``facts`` is what admission knows, ``state`` what the launcher tells it, ``access`` who may
+    call; everybody without it."""
 
     def __init__(
         self,
@@ -48,18 +54,23 @@ class App:
         facts: ServerFacts,
         state: ServerState,
         pool: WorkerPool | None,
-        max_body_bytes: int = 32 << 20,
+        limits: ClientLimits | None = None,
         store: ResponseStore | None = None,
+        access: Access | None = None,
     ) -> None:
         self.metrics = ServerMetrics(proxy, pool)
         self._proxy, self._prompts, self._facts = proxy, prompts, facts
-        self._state, self._pool = state, pool
+        self._state, self._pool, self._access = state, pool, access
+        metrics, limits = self.metrics, ClientLimits() if limits is None else limits
+        self.outlets = Outlets(limits, lambda limit: metrics.slow_clients.labels(limit).inc())
         self._gateway = Gateway(
-            proxy, prompts, state, observe=self.metrics.first_chunk.observe, max_body_bytes=max_body_bytes
-        )
+            proxy, prompts, state, limits, observe=metrics.first_chunk.observe,
+            refused=lambda reason: metrics.refused.labels(reason).inc(), outlets=self.outlets,
+        )  # fmt: skip
         # An empty store is falsy.
         self._responses = ResponsesRoutes(self._gateway, prompts, facts, ResponseStore() if store is None else store)
         playground = Playground(self._gateway, facts)
+        self._document: bytes | None = None
         self._routes: dict[str, dict[str, Callable[[Scope, Receive, Send, list[Header]], Awaitable[int]]]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completions},
@@ -72,6 +83,7 @@ class App:
             "/live": {"GET": self._live},
             "/version": {"GET": self._version},
             "/metrics": {"GET": self._metrics_text},
+            "/openapi.json": {"GET": self._openapi},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,6 +95,8 @@ class App:
         headers = [(b"x-request-id", label)]
         status = 500  # what the server makes of an exception that is none of ours, and it must be counted too
         try:
+            if self._access is not None:
+                self._access.check(scope, headers)
             status = await self._dispatch(scope, receive, send, headers)
         except ApiError as error:
             status = error.status
@@ -90,8 +104,9 @@ class App:
         except ClientGone:
             status = 499
         finally:
+            self._gateway.leave(scope)
             self._count(scope, status)
-            logger.debug("%s %s %s: %d", label.decode("latin-1"), scope["method"], scope["path"], status)
+            logger.debug("%r %s %r: %d", label.decode("latin-1"), scope["method"], scope["path"], status)
 
     def _count(self, scope: Scope, status: int) -> None:
         if status == 499:
@@ -113,11 +128,11 @@ class App:
         if methods is None and path.startswith("/v1/models/"):
             methods = {"GET": self._model}
         if methods is None:
-            raise NotFoundError(f"There is no {path}.")
+            raise NotFoundError(f"There is no {path[:MAX_QUOTED]}.")
         handler = methods.get("GET" if method == "HEAD" else method)
         if handler is None:
             headers.append((b"allow", ", ".join(methods).encode()))
-            raise MethodNotAllowedError(f"{path} takes {', '.join(methods)}, not {method}.")
+            raise MethodNotAllowedError(f"{path[:MAX_QUOTED]} takes {', '.join(methods)}, not {method[:MAX_QUOTED]}.")
         return await handler(scope, receive, send, headers)
 
     # -------------------------------------------------------------------------------- generation
@@ -185,9 +200,14 @@ class App:
         workers = self._pool.alive if self._pool is not None else {}
         if reason is None and self._pool is not None and not workers:
             reason = "without post-processing workers"
-        answer = {"status": reason or "ok", "workers": len(workers), "open_requests": self._proxy.open_requests}
+        answer = {
+            "status": reason or "ok",
+            "workers": len(workers),
+            "open_requests": self._proxy.open_requests,
+            "executor_restarts": self._state.executor_restarts,
+        }
         if self._pool is not None:
-            answer["worker_restarts"] = self._pool.restarts
+            answer |= {"worker_restarts": self._pool.restarts, "paused_workers": self._pool.paused}
         return await send_json(send, answer, headers, 200 if reason is None else 503)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
@@ -198,4 +218,11 @@ class App:
 
     async def _metrics_text(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
         await send_body(send, 200, self.metrics.render(), [(b"content-type", CONTENT_TYPE.encode()), *headers])
+        return 200
+
+    async def _openapi(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
+        if self._document is None:  # made when somebody asks: most servers never are
+            secured, version = self._access is not None and self._access.secured, importlib.metadata.version("tailrace")
+            self._document = json_body(openapi_document(self._facts, version=version, secured=secured))
+        await send_body(send, 200, self._document, [JSON, *headers])
         return 200

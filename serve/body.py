@@ -113,6 +113,9 @@ def bad_request(error: ValidationError) -> BadRequestError:
         return _unknown(where)
     if first["type"] == "missing":
         return BadRequestError(f"{where} is required.", param=where, code="missing_required_parameter")
+    if first["type"] == "too_long":
+        message = f"{where} must not hold more than {context['max_length']} entries."
+        return BadRequestError(message, param=where, code="invalid_value")
     said = _SAID.get(first["type"], first["msg"].replace("Input should be", "must be", 1))
     return BadRequestError(f"{where} {said}, got {quote(first['input'])}.", param=where, code="invalid_value")
 

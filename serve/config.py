@@ -52,7 +52,7 @@ class Config:
     client_stall_timeout: float = 30.0
     keep_alive_interval: float = 15.0
     hang_timeout: float = 10.0
-    api_key: tuple[str, ...] = ()
+    api_key: tuple[str, ...] = field(default=(), repr=False)
     api_key_file: str | None = None
     cors_origin: tuple[str, ...] = ()
     ssl_certfile: str | None = None

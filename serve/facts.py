@@ -33,7 +33,7 @@ def server_facts(
         eos_token_ids=info.eos_token_ids,
         tool_parser=tool,
         reasoning_parser=reasoning,
-        default_sampling=_default_sampling(config, files),
+        default_sampling=default_sampling(config, files),
         record=config.record is not None,
         record_prompts=config.record_prompts,
         reasoning_alias=config.reasoning_alias,
@@ -41,7 +41,7 @@ def server_facts(
     )
 
 
-def _default_sampling(config: Config, files: ModelFiles | None) -> dict[str, Any]:
+def default_sampling(config: Config, files: ModelFiles | None) -> dict[str, Any]:
     """The model's own presets."""
     if config.model is None and files is not None:
         return dict(_EMBEDDED_PRESETS)

@@ -22,6 +22,9 @@ EVENTS = (
     (b"x-accel-buffering", b"no"),  # nginx would gather the chunks otherwise
 )
 
+#: Bytes of a body that are handed to the server at once; it takes more only while the client keeps up.
+_PIECE = 64 << 10
+
 Header = tuple[bytes, bytes]
 
 
@@ -69,10 +72,14 @@ async def read_body(receive: Receive, limit: int) -> bytes:
 
 
 async def send_body(send: Send, status: int, body: bytes, headers: Iterable[Header] = (JSON,)) -> None:
-    """A whole response."""
+    """A whole response. A long body goes out in pieces: otherwise it would all lie in the transport at once, and its
+    request would count as answered while the client takes its time."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})
+    last = max(0, len(body) - 1) // _PIECE * _PIECE
+    for at in range(0, last, _PIECE):
+        await send({"type": "http.response.body", "body": body[at : at + _PIECE], "more_body": True})
+    await send({"type": "http.response.body", "body": body[last:]})
 
 
 def json_body(value: Any) -> bytes:
@@ -99,21 +106,22 @@ async def send_stream(
     send: Send, stream: ClientStream, headers: Iterable[Header], first_sent: Callable[[], None]
 ) -> int:
     """The events of a stream as they come; returns the status. The 200 waits for the first bytes: a request that fails
-    before them gets an HTTP error instead of a stream that turns into one."""
+    before them gets an HTTP error instead of a stream that turns into one. OverloadedError when the request is refused.
+    """
     first = await stream.next()
     if stream.abandoned:
         return 499
+    if stream.refusal is not None:
+        raise stream.refusal
     if stream.whole:
         status = 500 if stream.failed else 200
         await send_body(send, status, first, [JSON, *headers])
-        return status
+        return 499 if stream.abandoned else status
     await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS, *headers]})
-    part = first
-    while part:
+    await send({"type": "http.response.body", "body": first, "more_body": True})
+    first_sent()
+    while part := await stream.next():
         await send({"type": "http.response.body", "body": part, "more_body": True})
-        if part is first:
-            first_sent()
-        part = await stream.next()
     await send({"type": "http.response.body", "body": b""})
     return 499 if stream.abandoned else 200
 

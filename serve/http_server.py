@@ -1,52 +1,49 @@
-"""The HTTP server: uvicorn, with a life that the launcher decides and a protocol that forgives what clients do."""
+"""The HTTP server: uvicorn, with a life that the launcher decides."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import functools
+import logging
 import socket
+import ssl
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve.config import Config
+from serve.http_protocol import HttpProtocol
+from serve.outlets import Outlets
+from serve.tls import tls_options
 
-_OFFER = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
+logger = logging.getLogger("tailrace.serve")
 
-
-class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol for clients that offer to go on in another one: Java's offers HTTP/2 with its first request.
-
-    The parser stops behind a head with such an offer, and the body of the request would be lost. Nothing is ever
-    upgraded here, so the offer goes before the parser sees it; a head that comes in pieces keeps it, and fails as
-    before.
-    """
-
-    def data_received(self, data: bytes) -> None:
-        """More bytes from the client."""
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle and b"pgrade" in data:
-            head, end, rest = data.partition(b"\r\n\r\n")
-            data = _OFFER.sub(b"", head) + end + rest
-        super().data_received(data)
+#: Seconds that a connection may be idle between requests. Longer than clients and proxies keep theirs (5 to 60 s): who
+#: closes first must not be we, or a request that is on its way finds nobody.
+KEEP_ALIVE_TIMEOUT = 75
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handlers: the launcher decides the order of the shutdown.
 
-    ended: set once it serves nobody any more.
+    outlets: told of every connection. ended: set once it serves nobody any more.
     """
 
-    def __init__(self, app: ASGIApp, config: Config) -> None:
-        super().__init__(_uvicorn_config(app, config))
+    def __init__(self, app: ASGIApp, config: Config, outlets: Outlets) -> None:
+        super().__init__(_uvicorn_config(_with_cors(app, config.cors_origin), config, outlets))
+        self._outlets = outlets
         self.ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, listener: socket.socket) -> None:
         """Serve in the background; returns once requests are answered. OSError if that fails."""
+        if self.config.is_ssl:
+            asyncio.get_running_loop().set_exception_handler(_note_exception)
+        self._outlets.prepare(listener)
         self._task = asyncio.create_task(self.serve([listener]))
         while not self.started:
             if self._task.done():
@@ -71,8 +68,33 @@ class HttpServer(uvicorn.Server):
             self.ended.set()
 
 
-def _uvicorn_config(app: ASGIApp, config: Config) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, config: Config, outlets: Outlets) -> uvicorn.Config:
+    protocol: Any = functools.partial(HttpProtocol, outlets=outlets)
     return uvicorn.Config(
-        app, log_config=None, lifespan="off", access_log=False, http=HttpProtocol, ws="none",
-        server_header=False, timeout_graceful_shutdown=1,
+        app, log_config=None, lifespan="off", access_log=False, http=protocol, ws="none",
+        server_header=False, proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_TIMEOUT, timeout_graceful_shutdown=1,
+        **tls_options(config),
     )  # fmt: skip
+
+
+def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """Answer what browsers ask before they let a page of these origins call us; without any there is no layer, and no
+    page is let. Headers are mirrored: OpenAI's client for browsers sends a dozen of its own. Cookies play no part."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=[origin.lower() for origin in origins],  # as browsers write them
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        allow_private_network=True,
+        expose_headers=["X-Request-Id", "Retry-After"],
+    )
+
+
+def _note_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A handshake that fails is a stranger's fault, not ours: no error in the log, let alone a traceback."""
+    if isinstance(error := context.get("exception"), ssl.SSLError):
+        logger.debug("TLS: %s", error)
+    else:
+        loop.default_exception_handler(context)

@@ -65,6 +65,22 @@ class ServerMetrics:
         self.disconnects = Counter(
             "tailrace_disconnects", "Clients that left before the end of their response", registry=self._registry
         )
+        self.slow_clients = Counter(
+            "tailrace_slow_clients",
+            "Clients that were disconnected since they took too little",
+            ("limit",),
+            registry=self._registry,
+        )
+        self.refused = Counter(
+            "tailrace_refused_requests",
+            "Requests refused before their first byte",
+            ("reason",),
+            registry=self._registry,
+        )
+        for limit in ("bytes", "seconds"):  # series that exist from the start can be rated from the first event on
+            self.slow_clients.labels(limit)
+        for reason in ("requests", "queue", "timeout", "unready"):
+            self.refused.labels(reason)
         self._registry.register(_Reports(proxy, pool))
 
     def render(self) -> bytes:

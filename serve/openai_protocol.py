@@ -25,6 +25,7 @@ from pydantic import (
     FailFast,
     Field,
     PlainValidator,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -33,15 +34,32 @@ from postproc_workers.stop_strings import MAX_STOPS
 from serve.body import Body, quote, wrong
 
 MAX_PROMPTS = 2048  #: prompts of one completion request
+#: Messages and tools of a request, and items of a response's input. Each takes 5 to 20 µs of the event loop's time, or
+#: of the interpreter's lock: a body full of the shortest ones would stop everybody for ten seconds.
+MAX_MESSAGES, MAX_TOOLS = 1 << 14, 1 << 11
 MAX_BIASES = 1024  #: entries of ``logit_bias``
 MAX_COUNT = MAX_TOKEN_ID  #: bound of every count, so that sums of them stay small integers everywhere
 
 
 # ------------------------------------------------------------------ fields that take more than one type
+#
+# Each is checked by a function and described by a JSON schema, for the OpenAPI document; the two stand side by side
+# because nothing but a test keeps them together.
 
+#: An object's unknown names: null is as if absent for them too.
+ONLY_NULL = {"type": "null"}
+_TOKEN_ID = {"type": "integer", "format": "token-id", "minimum": 0, "maximum": MAX_TOKEN_ID}
+_TOKEN_IDS = {"type": "array", "items": _TOKEN_ID}
 
 # cache_control marks a prefix worth caching for some hosted services, and gateways leave it in.
 _PART = ("type", "text", "cache_control")
+_TEXT_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}, "cache_control": {}},
+    "additionalProperties": ONLY_NULL,
+}
+_TEXT_OR_PARTS = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _TEXT_PART}]}
 
 
 def _text_or_parts(value: Any) -> str:
@@ -67,6 +85,10 @@ def _part(part: Any, index: int) -> str:
     return text
 
 
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_STOPS = {"anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}]}
+
+
 def _stops(value: Any) -> list[str]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
@@ -76,6 +98,17 @@ def _stops(value: Any) -> list[str]:
     if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
         raise wrong(f"must hold strings of 1 to {MAX_STOP_CHARS} characters")
     return stops
+
+
+_SOME_IDS = {**_TOKEN_IDS, "minItems": 1}
+_PROMPTS = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"type": "string"}},
+        _SOME_IDS,
+        {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _SOME_IDS},
+    ]
+}
 
 
 def _prompts(value: Any) -> list[str] | list[list[int]]:
@@ -106,6 +139,14 @@ def _token_ids(value: Any) -> list[int]:
     return _ids(value) if value else value
 
 
+_BIASES = {
+    "type": "object",
+    "maxProperties": MAX_BIASES,
+    "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}
+
+
 def _biases(value: Any) -> dict[int, float]:
     if not isinstance(value, dict) or len(value) > MAX_BIASES:
         raise wrong(f"must be an object of up to {MAX_BIASES} token ids and their biases")
@@ -126,6 +167,19 @@ def _bias(key: str, bias: Any) -> float:
     return float(bias)
 
 
+_NAMED = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+_TOOL_CHOICE = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "required": ["type", "function"],
+            "properties": {"type": {"const": "function"}, "function": _NAMED},
+        },
+    ]
+}
+
+
 def _tool_choice(value: Any) -> str | dict[str, Any]:
     if value in ("none", "auto", "required"):
         chosen: str = value
@@ -138,6 +192,9 @@ def _tool_choice(value: Any) -> str | dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+_ARGUMENTS = {"type": ["string", "object"]}
+
+
 def _arguments(value: Any) -> str | dict[str, Any]:
     if not isinstance(value, str | dict):
         raise wrong("must be a string that holds a JSON object")
@@ -146,9 +203,10 @@ def _arguments(value: Any) -> str | dict[str, Any]:
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, json_schema_extra={"format": "token-id"})]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Content = Annotated[str, PlainValidator(_text_or_parts)]
+Content = Annotated[str, PlainValidator(_text_or_parts), WithJsonSchema(_TEXT_OR_PARTS)]
+ToolChoice = Annotated[str | dict[str, Any], PlainValidator(_tool_choice), WithJsonSchema(_TOOL_CHOICE)]
 
 
 # ------------------------------------------------------------------ models
@@ -161,7 +219,7 @@ class FunctionCall(Body):
     """
 
     name: str
-    arguments: Annotated[str | dict[str, Any], PlainValidator(_arguments)] = "{}"
+    arguments: Annotated[str | dict[str, Any], PlainValidator(_arguments), WithJsonSchema(_ARGUMENTS)] = "{}"
     parsed_arguments: Any = None
 
 
@@ -233,6 +291,9 @@ class Tool(Body):
     function: Function
 
 
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), FailFast()]
+
+
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -282,8 +343,8 @@ class _Generation(Body):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    logit_bias: Annotated[dict[int, float], PlainValidator(_biases)] = {}
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    logit_bias: Annotated[dict[int, float], PlainValidator(_biases), WithJsonSchema(_BIASES)] = {}
+    stop: Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOPS)] = []
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -304,8 +365,8 @@ class _Generation(Body):
 class _Templated(Body):
     """What turns messages into a prompt; shared by chat and ``/tokenize``."""
 
-    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
-    tools: Annotated[list[Tool], FailFast()] = []
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
+    tools: Tools = []
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
@@ -356,7 +417,7 @@ class ChatCompletionRequest(_Generation, _Templated):
     max_completion_tokens: Positive | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    tool_choice: Annotated[str | dict[str, Any], PlainValidator(_tool_choice)] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
     stop_in_reasoning: bool = True
@@ -406,7 +467,7 @@ class CompletionRequest(_Generation):
         "add_special_tokens": ((True,), "prompts given as text get the tokenizer's special tokens"),
     }
 
-    prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts)]
+    prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPTS)]
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: Positive | None = None
@@ -428,7 +489,7 @@ class TokenizeRequest(_Templated):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], FailFast()] = []
+    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES), FailFast()] = []
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -450,4 +511,4 @@ class DetokenizeRequest(Body):
     """The body of ``POST /detokenize``."""
 
     model: str | None = None
-    tokens: Annotated[list[int], PlainValidator(_token_ids)]
+    tokens: Annotated[list[int], PlainValidator(_token_ids), WithJsonSchema(_TOKEN_IDS)]

@@ -25,7 +25,7 @@ from serve.errors import BadRequestError
 from serve.events import Folded
 from serve.gateway import Gateway
 from serve.http import JSON, Header, json_body, send_body
-from serve.openai_protocol import Tool
+from serve.openai_protocol import Tools
 from serve.parsers import check_names, parse_reasoning, parse_tool_calls
 
 MAX_TEXT = 256 << 10  #: characters
@@ -44,7 +44,7 @@ class ParseToolCallsRequest(Body):
 
     text: Annotated[str, Field(max_length=MAX_TEXT)]
     parser: str | None = None
-    tools: list[Tool] = []
+    tools: Tools = []
 
 
 class Playground:

@@ -6,13 +6,15 @@ the spec of the stream. Field names in refusals are those of this endpoint.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from executor.request import GenerationRequest
 from postproc_workers.spec import StreamSpec
 from serve.admission import Minted, ServerFacts, admit_chat, chat_spec
-from serve.errors import ContextLengthError
+from serve.errors import BadRequestError
 from serve.openai_protocol import ChatCompletionRequest
 from serve.responses_protocol import ResponsesRequest, response_object
 
@@ -39,10 +41,8 @@ def admit_response(
 
     stored: whether the response will be kept for ``previous_response_id``.
     """
-    try:
+    with own_names():
         admitted = admit_chat(chat, prompt=prompt, prompt_ids=prompt_ids, facts=facts, minted=minted)
-    except ContextLengthError as error:
-        raise _renamed(error) from error
     spec = response_spec(
         request,
         chat,
@@ -56,9 +56,16 @@ def admit_response(
     return GenerationRequest(minted.rid, [prompt_ids], admitted.sampling, spec.encode(), 1)
 
 
-def _renamed(error: ContextLengthError) -> ContextLengthError:
-    message = error.message.replace("messages", "input").replace("completion", "output")
-    return ContextLengthError(message, param=_NAMES.get(error.param or "", error.param))
+@contextmanager
+def own_names() -> Iterator[None]:
+    """What chat refuses is refused in the words of this endpoint, which has no ``messages``."""
+    try:
+        yield
+    except BadRequestError as error:
+        if error.param not in _NAMES:
+            raise
+        message = error.message.replace("messages", "input").replace("completion", "output")
+        raise type(error)(message, param=_NAMES[error.param], code=error.code) from error
 
 
 def response_spec(

@@ -31,6 +31,8 @@ def chat_request(request: ResponsesRequest, history: Sequence[Item] = ()) -> Cha
     sent = request.as_sent()
     body = {name: sent[name] for name in ChatFields.model_fields if sent.get(name) is not None}
     body["messages"] = messages_of(request.instructions, [*history, *request.input])
+    if not body["messages"]:  # nothing but reasoning without a text
+        raise BadRequestError("input holds nothing to answer.", param="input", code="invalid_value")
     body["tools"] = [tool.nested() for tool in request.tools]
     body["model"], body["max_completion_tokens"] = request.model, request.max_output_tokens
     body["reasoning_effort"], body["tool_choice"] = request.reasoning.effort, _nested_choice(request.tool_choice)

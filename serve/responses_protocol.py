@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field, PlainValidator, ValidationError
+from pydantic import FailFast, Field, PlainValidator, ValidationError, WithJsonSchema
 
 # The base class and the words of refusals are those of the other bodies, so that all errors sound alike.
 from serve.body import Body, bad_request, quote, wrong
-from serve.openai_protocol import MAX_COUNT, ChatCompletionRequest, Positive
+from serve.openai_protocol import MAX_COUNT, MAX_MESSAGES, MAX_TOOLS, ONLY_NULL, ChatCompletionRequest, Positive
 
 MAX_METADATA = 16  #: pairs; keys of 64 and values of 512 characters (OpenAI's API reference)
 
@@ -29,6 +29,21 @@ _PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "summary_text": ("text", ()),
     "reasoning_text": ("text", ()),
 }
+
+
+def _part_schema(kind: str) -> dict[str, Any]:
+    key, others = _PARTS[kind]
+    return {
+        "type": "object",
+        "required": ["type", key],
+        "properties": {"type": {"const": kind}, key: {"type": "string"}, **{name: {} for name in others}},
+        "additionalProperties": ONLY_NULL,
+    }
+
+
+def _parts_schema(*kinds: str) -> WithJsonSchema:
+    items = {"anyOf": [_part_schema(kind) for kind in kinds]}
+    return WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": items}]})
 
 
 def _parts(*kinds: str) -> Any:
@@ -62,6 +77,10 @@ def _part(part: Any, index: int, kinds: tuple[str, ...]) -> str:
 
 # ------------------------------------------------------------------ items of the conversation
 
+_SAID = ("input_text", "output_text", "text", "refusal")
+_RETURNED = ("input_text", "output_text", "text")
+_SUMMARY, _REASONING = ("summary_text",), ("reasoning_text",)
+
 
 class _Item(Body):
     """What items have in common; ``id`` and ``status`` are left over from an output."""
@@ -73,7 +92,7 @@ class _Item(Body):
 class MessageItem(_Item):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, _parts("input_text", "output_text", "text", "refusal")]
+    content: Annotated[str, _parts(*_SAID), _parts_schema(*_SAID)]
     phase: str | None = None
 
 
@@ -87,7 +106,7 @@ class FunctionCallItem(_Item):
 class FunctionCallOutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(min_length=1)]
-    output: Annotated[str, _parts("input_text", "output_text", "text")]
+    output: Annotated[str, _parts(*_RETURNED), _parts_schema(*_RETURNED)]
     name: str | None = None
 
 
@@ -95,8 +114,8 @@ class ReasoningItem(_Item):
     """``encrypted_content`` of another service cannot be read here and is left out of the prompt."""
 
     type: Literal["reasoning"]
-    summary: Annotated[str, _parts("summary_text")] = ""
-    content: Annotated[str, _parts("reasoning_text")] = ""
+    summary: Annotated[str, _parts(*_SUMMARY), _parts_schema(*_SUMMARY)] = ""
+    content: Annotated[str, _parts(*_REASONING), _parts_schema(*_REASONING)] = ""
     encrypted_content: str | None = None
 
 
@@ -123,6 +142,8 @@ def _items(value: Any) -> list[Item]:
         return [MessageItem(role="user", content=value)]
     if not isinstance(value, list) or not value:
         raise wrong("must be a string or a list of one or more items")
+    if len(value) > MAX_MESSAGES:
+        raise wrong(f"must not hold more than {MAX_MESSAGES} items, got {len(value)}")
     return [item_of(each, str(index)) for index, each in enumerate(value)]
 
 
@@ -168,6 +189,9 @@ class ReasoningOptions(Body):
     generate_summary: Literal["auto"] | None = None
 
 
+_PLAIN_TEXT = {"const": {"type": "text"}}
+
+
 def _text_format(value: Any) -> dict[str, Any]:
     if value != {"type": "text"}:
         raise wrong('must be {"type": "text"}: output cannot be constrained by this server')
@@ -175,12 +199,24 @@ def _text_format(value: Any) -> dict[str, Any]:
 
 
 class TextOptions(Body):
-    format: Annotated[dict[str, Any], PlainValidator(_text_format)] | None = None
+    format: Annotated[dict[str, Any], PlainValidator(_text_format), WithJsonSchema(_PLAIN_TEXT)] | None = None
     verbosity: Literal["medium"] | None = None
 
 
 class ResponsesStreamOptions(Body):
     include_obfuscation: bool = False  # harmless: padding against eavesdroppers, which no client reads
+
+
+_TOOL_CHOICE = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "required": ["type", "name"],
+            "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+        },
+    ]
+}
 
 
 def _tool_choice(value: Any) -> str | dict[str, Any]:
@@ -190,6 +226,8 @@ def _tool_choice(value: Any) -> str | dict[str, Any]:
         return {"type": "function", "name": value["name"]}
     raise wrong('must be "none", "auto", "required" or {"type": "function", "name": ...}')
 
+
+ToolChoice = Annotated[str | dict[str, Any], PlainValidator(_tool_choice), WithJsonSchema(_TOOL_CHOICE)]
 
 #: Parts of items that this server never makes, so nothing of them can be left out; and reasoning comes in the clear.
 _INCLUDABLE = frozenset(
@@ -201,6 +239,9 @@ _INCLUDABLE = frozenset(
 )  # fmt: skip
 
 
+_INCLUDE = {"type": "array", "items": {"enum": sorted(_INCLUDABLE)}}
+
+
 def _include(value: Any) -> list[str]:
     if not isinstance(value, list):
         raise wrong("must be a list of strings")
@@ -208,6 +249,14 @@ def _include(value: Any) -> list[str]:
         if not isinstance(each, str) or each not in _INCLUDABLE:
             raise wrong(f"is {quote(each)}, which is not supported", str(index))
     return value
+
+
+_METADATA = {
+    "type": "object",
+    "maxProperties": MAX_METADATA,
+    "propertyNames": {"maxLength": 64},
+    "additionalProperties": {"type": "string", "maxLength": 512},
+}
 
 
 def _metadata(value: Any) -> dict[str, str]:
@@ -273,15 +322,15 @@ class ResponsesRequest(ChatFields):
     stream: bool = False
     stream_options: ResponsesStreamOptions = ResponsesStreamOptions()
     max_output_tokens: Positive | None = None
-    tools: Annotated[list[FunctionTool], FailFast()] = []
-    tool_choice: Annotated[str | dict[str, Any], PlainValidator(_tool_choice)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FailFast()] = []
+    tool_choice: ToolChoice | None = None
     reasoning: ReasoningOptions = ReasoningOptions()
     text: TextOptions = TextOptions()
-    include: Annotated[list[str], PlainValidator(_include)] = []
+    include: Annotated[list[str], PlainValidator(_include), WithJsonSchema(_INCLUDE)] = []
     #: Bounds calls of built-in tools, of which there are none.
     max_tool_calls: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
     # Harmless: they label, bill or route a request, and no answer depends on them.
-    metadata: Annotated[dict[str, str], PlainValidator(_metadata)] = {}
+    metadata: Annotated[dict[str, str], PlainValidator(_metadata), WithJsonSchema(_METADATA)] = {}
     user: str | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None

@@ -19,7 +19,7 @@ from serve.errors import BadRequestError
 from serve.gateway import Gateway
 from serve.http import JSON, Header, send_body
 from serve.prompts import Prompts
-from serve.responses_admission import ENDPOINT, admit_response
+from serve.responses_admission import ENDPOINT, admit_response, own_names
 from serve.responses_messages import chat_request, check_calls
 from serve.responses_protocol import Item, ItemReference, ResponsesRequest, item_of
 from serve.responses_store import ResponseStore, StoredResponse
@@ -62,8 +62,9 @@ class ResponsesRoutes:
         history = _parsed_items(before.items if before is not None else (), "previous_response_id")
         plain = self._resolve(request)
         check_calls(request.input, history)
-        chat = chat_request(request, history)
-        prompt, ids = await self._prompts.chat(chat)
+        with own_names():
+            chat = await self._prompts.parse(lambda: chat_request(request, history))  # a conversation may be long
+            prompt, ids = await self._prompts.chat(chat)
         admitted = admit_response(
             request,
             chat,

@@ -69,7 +69,7 @@ def test_leaving_before_the_body_is_sent(replay_server: Callable[[int], Server])
     async def play() -> None:
         host, _, port = server.url.removeprefix("http://").rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
         await writer.drain()
         writer.close()
 

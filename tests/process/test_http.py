@@ -158,7 +158,7 @@ def raw(server: Server, data: bytes) -> bytes:
 
 
 def request(*headers: bytes, method: bytes = b"POST", path: bytes = CHAT.encode(), content: bytes = body()) -> bytes:
-    head = [method + b" " + path + b" HTTP/1.1", b"Host: x", b"Content-Length: %d" % len(content), *headers]
+    head = [method + b" " + path + b" HTTP/1.1", b"Host: 127.0.0.1", b"Content-Length: %d" % len(content), *headers]
     return b"\r\n".join(head) + b"\r\n\r\n" + content
 
 
@@ -167,19 +167,20 @@ RAW = {
     "garbage": (b"\x00\x01\x02\xff\r\n\r\n", 400),
     "a TLS greeting": (bytes.fromhex("16030100a5010000a10303") + b"x" * 100, 400),
     "an HTTP/2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-    "two lengths": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 5\r\n\r\nabcde", 400),
-    "a negative length": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -3\r\n\r\nabc", 400),
-    "a bad chunk": (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+    "two lengths": (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 3\r\nContent-Length: 5\r\n\r\nabcde", 400),
+    "a negative length": (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -3\r\n\r\nabc", 400),
+    "a bad chunk": (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
     "a control character": (request(CLOSE, b"X-Request-Id: a\x01b"), 400),
-    "a proxy request": (b"CONNECT example.com:443 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-    "a long header": (request(CLOSE, b"X-Long: " + b"a" * 1_000_000), 200),
+    "a proxy request": (b"CONNECT example.com:443 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 400),
+    "a long header": (request(CLOSE, b"X-Long: " + b"a" * 60_000), 200),
+    "a header that is too long": (request(CLOSE, b"X-Long: " + b"a" * 1_000_000), 431),
     "many headers": (request(CLOSE, *(b"X-%d: 1" % i for i in range(5000))), 200),
     "a long request id": (request(CLOSE, b"X-Request-Id: " + b"a" * 5000), 200),
     "a query": (request(CLOSE, path=CHAT.encode() + b"?api-version=1"), 200),
     "expect": (request(CLOSE, b"Expect: 100-continue"), 100),
     "HTTP/1.0": (b"GET /health HTTP/1.0\r\n\r\n", 200),
-    "an absolute URL": (b"GET http://x/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
-    "a web socket": (b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n", 200),
+    "an absolute URL": (b"GET http://127.0.0.1/live HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n", 200),
+    "a web socket": (b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n", 200),
     # Java's client offers HTTP/2 with its first request.
     "an offer of HTTP/2": (
         request(b"Connection: Upgrade, HTTP2-Settings, close", b"Upgrade: h2c", b"HTTP2-Settings: AAM"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Coroutine
 from dataclasses import fields, replace
@@ -14,13 +15,16 @@ from starlette.types import Message
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from executor.messages import BODY, REQUEST_END, Abort, Emissions
+from executor.messages import BODY, REQUEST_END, Abort, Emissions, Rejected
 from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest, SamplingParams
+from executor.result import ResultError
 from postproc_workers.pool import WorkerPool
 from serve import app, http
 from serve.admission import ServerFacts
 from serve.app import App, ServerState
+from serve.limits import ClientLimits
+from serve.outlets import HIGH_WATER, KEY
 from serve.prompts import Prompts
 from tests.recordings.build_tokenizers import byte_level
 
@@ -90,12 +94,12 @@ class Clock:
 class Served:
     """An application whose executor is this test: ``to_executor`` is what it was sent, ``answer`` its answer."""
 
-    def __init__(self, facts: ServerFacts = FACTS, limit: int = 1 << 20, pool: WorkerPool | None = None) -> None:
+    def __init__(self, facts: ServerFacts = FACTS, pool: WorkerPool | None = None, **limits: Any) -> None:
         self.proxy, self.state, self.prompts = GenerationExecutor(), ServerState(), prompts()
         self.to_executor: list[Any] = []
         self.submitted = asyncio.Event()
         self.proxy.connect_in_process(self._take)
-        self.app = App(self.proxy, self.prompts, facts, self.state, pool, limit)
+        self.app = App(self.proxy, self.prompts, facts, self.state, pool, ClientLimits(**limits))
 
     def _take(self, message: Any) -> None:
         self.to_executor.append(message)
@@ -107,16 +111,22 @@ class Served:
         assert isinstance(request, GenerationRequest)
         return request
 
-    def answer(self, payload: bytes, flags: int = 0) -> None:
-        self.proxy.receive(Emissions.build(0, [(self.request.rid, 0, 0, 1, flags, payload)]))
+    def answer(self, payload: bytes, flags: int = 0, number: int = 0) -> None:
+        self.proxy.receive(Emissions.build(0, [(self.to_executor[number].rid, 0, 0, 1, flags, payload)]))
 
     async def call(
-        self, path: str, body: Any = None, method: str = "POST", client: Client | None = None, **headers: str
+        self,
+        path: str,
+        body: Any = None,
+        method: str = "POST",
+        client: Client | None = None,
+        state: Any = None,
+        **headers: str,
     ) -> Client:
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         client = client or Client(content)
         pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        scope = {"type": "http", "method": method, "path": path, "headers": pairs}
+        scope = {"type": "http", "method": method, "path": path, "headers": pairs, "state": dict(state or {})}
         await self.app(scope, client.receive, client.send)
         return client
 
@@ -139,7 +149,7 @@ def test_a_stream() -> None:
         )
         await served.submitted.wait()
         request = served.request
-        assert (request.prompts, request.n, request.sampling.seed) == ([[72, 105]], 2, 5)
+        assert ([list(ids) for ids in request.prompts], request.n, request.sampling.seed) == ([[72, 105]], 2, 5)
         served.answer(b"data: 1\n\n")
         served.answer(b"data: [DONE]\n\n", REQUEST_END)
         client = await call
@@ -160,7 +170,7 @@ def test_a_document() -> None:
         served = Served()
         call = asyncio.create_task(served.call("/v1/completions", {"prompt": ["a", "bc"], "echo": True}))
         await served.submitted.wait()
-        assert served.request.prompts == [[97], [98, 99]] and served.request.num_outputs == 2
+        assert [list(ids) for ids in served.request.prompts] == [[97], [98, 99]] and served.request.num_outputs == 2
         served.answer(b"{}", REQUEST_END | BODY)
         client = await call
         assert client.status == 200 and client.body == b"{}" and len(client.headers[b"x-request-id"]) == 32
@@ -284,14 +294,28 @@ def assert_refused(client: Client) -> None:
 def test_nobody_is_admitted_while_the_server_ends(path: str) -> None:
     async def main() -> None:
         served = Served()
-        served.state.unready = "draining"
+        served.state.draining = True
         assert_refused(await served.call(path, CHAT))
         health = await served.call("/health", method="GET")
-        assert health.status == 503 and health.json() == {"status": "draining", "workers": 0, "open_requests": 0}
+        assert health.status == 503 and health.json()["status"] == "draining" and health.json()["open_requests"] == 0
+        assert served.metric('tailrace_refused_requests_total{reason="unready"} 1.0')
         assert (await served.call("/live", method="GET")).status == 200
         assert (await served.call("/tokenize", {"prompt": "a"})).status == 200
 
     run(main())
+
+
+def test_the_most_final_reason_is_given() -> None:
+    state = ServerState()
+    assert state.unready is None
+    state.restarting = "restarting its executor"
+    assert state.unready == "restarting its executor"
+    state.draining = True
+    assert state.unready == "draining"
+    state.ending = "all workers are gone"
+    assert state.unready == "ending: all workers are gone"
+    with pytest.raises(AttributeError):
+        state.unready = "anything"  # type: ignore[misc]
 
 
 def test_nor_is_who_was_being_tokenized() -> None:
@@ -302,7 +326,7 @@ def test_nor_is_who_was_being_tokenized() -> None:
         tokenize = served.prompts.texts
 
         async def slow(*arguments: Any) -> list[list[int]]:
-            served.state.unready = "draining"
+            served.state.draining = True
             return await tokenize(*arguments)
 
         served.prompts.texts = slow  # type: ignore[method-assign]
@@ -312,8 +336,196 @@ def test_nor_is_who_was_being_tokenized() -> None:
     run(main())
 
 
+# -------------------------------------------------------------------------------- too much at once
+
+
+def too_many(client: Client) -> bool:
+    error = client.json()["error"]
+    return client.status == 429 and client.headers[b"retry-after"] == b"1" and error["type"] == "rate_limit_error"
+
+
+GENERATING = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "Hi", "store": False},
+}
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("stream", [True, False])
+def test_one_more_request_than_may_be_open(path: str, stream: bool) -> None:
+    async def main() -> None:
+        served = Served(max_requests=2)
+        calls = [asyncio.create_task(served.call(path, GENERATING[path])) for _ in range(2)]
+        while len(served.to_executor) < 2:
+            await asyncio.sleep(0.001)
+        assert too_many(await served.call(path, {**GENERATING[path], "stream": stream}))
+        assert too_many(await served.call("/tokenize", {"prompt": "a"}))
+        assert (await served.call("/health", method="GET")).status == 200
+        assert served.metric('tailrace_refused_requests_total{reason="requests"} 2.0')
+        for number in range(2):
+            served.answer(b"{}", REQUEST_END | BODY, number)
+        await asyncio.gather(*calls)
+        assert (await served.call("/tokenize", {"prompt": "a"})).status == 200
+
+    run(main())
+
+
+def test_requests_that_are_being_tokenized_count() -> None:
+    async def main() -> None:
+        served, gate = Served(max_requests=1), asyncio.Event()
+        tokenize = served.prompts.texts
+
+        async def slow(*arguments: Any) -> list[list[int]]:
+            await gate.wait()
+            return await tokenize(*arguments)
+
+        served.prompts.texts = slow  # type: ignore[method-assign]
+        first = asyncio.create_task(served.call("/v1/completions", {"prompt": "a" * 600}))
+        await asyncio.sleep(0)
+        assert too_many(await served.call("/v1/completions", {"prompt": "b"}))
+        gate.set()
+        assert (await first).status == 400
+        assert (await served.call("/tokenize", {"prompt": "a"})).status == 200
+
+    run(main())
+
+
+def test_those_that_are_still_being_sent_do_not() -> None:
+    """Whoever sends a body byte by byte would keep everybody out."""
+
+    async def main() -> None:
+        served, slow = Served(max_requests=1), Client(b"")
+        slow._incoming.get_nowait()
+        call = asyncio.create_task(served.call("/v1/completions", client=slow))
+        await asyncio.sleep(0)
+        assert (await served.call("/tokenize", {"prompt": "a"})).status == 200
+        slow.leave()
+        await call
+
+    run(main())
+
+
+def test_those_that_a_client_has_left_do_until_their_end_is_confirmed() -> None:
+    async def main() -> None:
+        served, client = Served(max_requests=1), Client(json.dumps(CHAT).encode())
+        call = asyncio.create_task(served.call("/v1/chat/completions", client=client))
+        await served.submitted.wait()
+        client.leave()
+        await call
+        assert too_many(await served.call("/v1/chat/completions", CHAT))
+        served.answer(b"", REQUEST_END)
+        assert (await served.call("/tokenize", {"prompt": "a"})).status == 200
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("reason", "status"), [("queue", 429), ("timeout", 503)])
+def test_a_request_that_the_executor_rejects(path: str, stream: bool, reason: str, status: int) -> None:
+    """With the status, also where a stream was asked for: nothing has been sent yet."""
+
+    async def main() -> None:
+        served = Served()
+        call = asyncio.create_task(served.call(path, {**GENERATING[path], "stream": stream}))
+        await served.submitted.wait()
+        served.proxy.receive(Rejected(served.request.rid, reason))
+        client = await call
+        error = client.json()["error"]
+        assert client.status == status and int(client.headers[b"retry-after"]) >= 1
+        assert error["type"] == ("rate_limit_error" if status == 429 else "overloaded_error")
+        assert client.headers[b"content-type"] == b"application/json"
+        assert served.metric(f'tailrace_refused_requests_total{{reason="{reason}"}} 1.0')
+        assert served.proxy.open_requests == 0 and not any(isinstance(sent, Abort) for sent in served.to_executor)
+
+    run(main())
+
+
+def test_an_executor_that_takes_nothing() -> None:
+    async def main() -> None:
+        served = Served()
+
+        def full(message: Any) -> None:
+            raise ResultError("the executor does not take requests")
+
+        served.proxy.connect_in_process(full)
+        client = await served.call("/v1/chat/completions", {**CHAT, "stream": True})
+        assert client.status == 503 and client.headers[b"retry-after"] == b"5"
+        assert client.json()["error"]["message"] == "The request was refused: the executor does not take requests."
+        assert served.metric('tailrace_refused_requests_total{reason="queue"} 1.0')
+        assert served.proxy.open_requests == 0
+
+    run(main())
+
+
+# -------------------------------------------------------------------------------- clients that do not read
+
+
+class Pipe:
+    """A transport of which nobody takes anything."""
+
+    def __init__(self, client: Client) -> None:
+        self.size, self.aborted, self._client = 0, False, client
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high == HIGH_WATER
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self
+
+    def setsockopt(self, level: int, name: int, value: Any) -> None:
+        assert (level, name) == (socket.SOL_SOCKET, socket.SO_LINGER)
+
+    def abort(self) -> None:
+        self.aborted = True
+        self._client.leave()
+
+
+def test_a_client_that_does_not_read_is_disconnected_and_its_request_aborted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        served, client = Served(client_buffer_bytes=100), Client(json.dumps({**CHAT, "stream": True}).encode())
+        pipe = Pipe(client)
+        outlet = served.app.outlets.opened(pipe)
+        call = asyncio.create_task(
+            served.call("/v1/chat/completions", client=client, state={KEY: outlet}, x_request_id="mine")
+        )
+        await served.submitted.wait()
+        served.answer(b"data: 1\n\n")
+        await client.arrived.wait()
+        pipe.size = 101
+        served.answer(b"data: 2\n\n")
+        await call
+        assert pipe.aborted and served.to_executor[1:] == [Abort(served.request.rid)]
+        assert served.metric('tailrace_slow_clients_total{limit="bytes"} 1.0')
+        assert served.metric('status="499"} 1.0') and b"data: 2" not in client.body
+
+    run(main())
+    assert "request 'mine': its client is too slow (bytes)" in caplog.text
+
+
+def test_an_idle_stream_gets_comments_between_its_events() -> None:
+    async def main() -> None:
+        served, client = Served(keep_alive_interval=0.01), Client(json.dumps({**CHAT, "stream": True}).encode())
+        call = asyncio.create_task(served.call("/v1/chat/completions", client=client))
+        await served.submitted.wait()
+        served.answer(b"data: 1\n\n")
+        while client.body.count(b": ping\n\n") < 2:
+            await asyncio.sleep(0.001)
+        served.answer(b"data: [DONE]\n\n", REQUEST_END)
+        await call
+        assert client.body.replace(b": ping\n\n", b"") == b"data: 1\n\ndata: [DONE]\n\n"
+
+    run(main())
+
+
 def test_a_body_that_is_too_large() -> None:
-    client = run(Served(limit=10).call("/v1/completions", b" " * 11))
+    client = run(Served(max_body_bytes=10).call("/v1/completions", b" " * 11))
     assert client.status == 413 and client.json()["error"]["code"] == "payload_too_large"
 
 

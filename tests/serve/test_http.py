@@ -23,7 +23,6 @@ from serve.http import (
     send_stream,
     watched,
 )
-from serve.http_server import HttpProtocol
 from serve.streams import ClientStream
 
 Receive = Callable[[], Awaitable[Message]]
@@ -131,6 +130,18 @@ def test_a_whole_response() -> None:
     )
 
 
+@pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 200_000])
+def test_a_long_body_goes_out_in_pieces(size: int) -> None:
+    """So that the server stops taking more while the client does not."""
+    sent, body = Sent(), bytes(range(250)) * (size // 250) + b"x" * (size % 250)
+    asyncio.run(send_body(sent, 200, body))
+    assert sent.body == body and sent.head[b"content-length"] == b"%d" % size
+    pieces = sent.messages[1:]
+    assert max(len(message["body"]) for message in pieces) <= 65_536
+    assert len(pieces) == max(1, -(-size // 65_536))
+    assert [message.get("more_body", False) for message in pieces] == [True] * (len(pieces) - 1) + [False]
+
+
 @pytest.mark.parametrize(
     ("value", "body"),
     [
@@ -184,6 +195,34 @@ def test_a_document(flags: int, status: int) -> None:
     assert sent.head[b"content-length"] == b"2" and sent.body == b"{}"
 
 
+def test_a_client_that_leaves_in_the_middle_of_a_document() -> None:
+    stream = ClientStream()
+    stream.feed(b"x" * 70_000, REQUEST_END | BODY)
+    sent = Sent()
+
+    async def send(message: Message) -> None:
+        await sent(message)
+        if message.get("more_body"):
+            stream.abandon()
+
+    assert asyncio.run(send_stream(send, stream, [], lambda: None)) == 499
+
+
+def test_a_refusal_is_raised_before_anything_is_sent() -> None:
+    stream, sent = ClientStream(), Sent()
+    stream.refuse("Later.", 503, 2.0)
+    with pytest.raises(OverloadedError, match="Later") as caught:
+        asyncio.run(send_stream(sent, stream, [], lambda: None))
+    assert caught.value.status == 503 and sent.messages == []
+
+
+def test_nobody_is_told_of_a_refusal_who_has_left() -> None:
+    stream = ClientStream()
+    stream.refuse("Later.", 503, 2.0)
+    stream.abandon()
+    assert streamed(stream)[:2][1] == 499
+
+
 def test_nothing_is_sent_to_a_client_that_left_before_the_first_bytes() -> None:
     stream = ClientStream()
     stream.abandon()
@@ -217,24 +256,3 @@ def test_watching_ends_with_the_response() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
-
-
-# -------------------------------------------------------------------------------- offers of other protocols
-
-
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_an_offer_of_another_protocol_is_dropped(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
-    """Its head in one piece, its body behind it or on its own; a body that looks like an offer is left alone."""
-    fed: list[bytes] = []
-    monkeypatch.setattr(HttpProtocol.__bases__[0], "data_received", lambda self, data: fed.append(data))
-    protocol = HttpProtocol.__new__(HttpProtocol)
-    protocol.cycle = None  # type: ignore[assignment]
-    head = b"POST / HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nHTTP2-Settings: AAM\r\nA: b\r\n\r\n"
-    body = b'{"a":\r\nUpgrade: h2c\r\n1}'
-    if pieces == 1:
-        protocol.data_received(head + body)
-    else:
-        protocol.data_received(head)
-        protocol.cycle = type("Cycle", (), {"response_complete": False})()
-        protocol.data_received(body)
-    assert b"".join(fed) == b"POST / HTTP/1.1\r\nHost: x\r\nA: b\r\n\r\n" + body

@@ -84,9 +84,15 @@ def test_own_counters() -> None:
     metrics.duration.observe(0.3)
     metrics.first_chunk.observe(0.02)
     metrics.disconnects.inc()
+    metrics.slow_clients.labels("bytes").inc()
+    metrics.refused.labels("queue").inc(2)
     text = metrics.render().decode()
     assert 'tailrace_http_requests_total{path="/a",status="200"} 1.0' in text
     assert "tailrace_disconnects_total 1.0" in text and 'tailrace_request_seconds_bucket{le="0.5"} 1.0' in text
+    assert 'tailrace_slow_clients_total{limit="bytes"} 1.0' in text
+    assert 'tailrace_slow_clients_total{limit="seconds"} 0.0' in text  # there from the start
+    for reason, count in {"requests": 0, "queue": 2, "timeout": 0, "unready": 0}.items():
+        assert f'tailrace_refused_requests_total{{reason="{reason}"}} {count}.0' in text
     assert 'tailrace_first_chunk_seconds_bucket{le="0.025"} 1.0' in text
 
 

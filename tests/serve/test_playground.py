@@ -167,7 +167,7 @@ def test_an_unknown_parser_names_the_known_ones(path: str) -> None:
 )
 def test_refusals_name_the_field(path: str, body: dict[str, Any], param: str) -> None:
     client = Client(json.dumps(body).encode())
-    run(Served(FACTS, limit=8 << 20).call(path, client=client))
+    run(Served(FACTS, max_body_bytes=8 << 20).call(path, client=client))
     assert client.status == 400 and client.json()["error"]["param"] == param
 
 

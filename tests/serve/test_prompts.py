@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -162,6 +163,24 @@ def test_other_tokenizers_take_turns() -> None:
         assert ids == [0] * (i % 2 == 0) + [ord(char) for char in f"{i}" * 50]
     assert run(slow.decode([104, 105])) == "hi" and slow.special_tokens == ["<s>"]
     slow.close()
+
+
+@pytest.mark.parametrize("work", ["texts", "decode"])
+def test_the_event_loop_goes_on_meanwhile(prompts: Prompts, work: str) -> None:
+    """A long prompt must not delay anybody's next chunk: the tokenizer has to let go of the interpreter's lock."""
+    long = {"texts": ["a" * 1_000_000], "decode": [97] * 1_000_000}[work]
+
+    async def main() -> tuple[float, float]:
+        task, begin = asyncio.ensure_future(getattr(prompts, work)(long)), time.perf_counter()
+        last, longest = begin, 0.0
+        while not task.done():
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        return longest, last - begin
+
+    longest, whole = run(main())
+    assert longest < whole / 4  # with the lock held it is most of it
 
 
 def test_large_bodies_are_parsed_here(prompts: Prompts) -> None:

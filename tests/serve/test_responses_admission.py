@@ -14,7 +14,7 @@ from serve.admission import Minted, ServerFacts
 from serve.body import parse
 from serve.errors import ApiError, BadRequestError, ContextLengthError
 from serve.recordings import admit_recording
-from serve.responses_admission import admit_response
+from serve.responses_admission import admit_response, own_names
 from serve.responses_messages import chat_request
 from serve.responses_protocol import ResponsesRequest
 
@@ -66,6 +66,19 @@ def test_what_does_not_fit_the_context_is_said_in_own_words(body: dict[str, Any]
         admit(ids=ids, **body)
     assert caught.value.param == param
     assert "messages" not in caught.value.message and "100 tokens" in caught.value.message
+
+
+@pytest.mark.parametrize(("body", "ids"), [({}, 0), ({"input": [{"type": "reasoning", "summary": []}]}, 10)])
+def test_an_input_without_anything_to_answer_is_refused_under_its_own_name(body: dict[str, Any], ids: int) -> None:
+    with pytest.raises(BadRequestError, match="^input h") as caught:
+        admit(ids=ids, **body)
+    assert (caught.value.param, caught.value.code) == ("input", "invalid_value")
+
+
+def test_what_a_chat_template_refuses_is_refused_under_its_own_name() -> None:
+    with pytest.raises(BadRequestError) as caught, own_names():
+        raise BadRequestError("The chat template refused the messages: no", param="messages")
+    assert (caught.value.param, caught.value.message) == ("input", "The chat template refused the input: no")
 
 
 @pytest.mark.parametrize(

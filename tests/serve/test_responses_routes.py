@@ -80,13 +80,13 @@ class Rendered(Prompts):
 class Server:
     """An ASGI application of these routes alone."""
 
-    def __init__(self, texts: Sequence[str], store: ResponseStore | None = None, unready: str | None = None) -> None:
+    def __init__(self, texts: Sequence[str], store: ResponseStore | None = None, draining: bool = False) -> None:
         self.executor, self.prompts = Scripted(texts), Rendered()
         self.store = store if store is not None else ResponseStore()  # an empty one is false
         self.first_chunks: list[float] = []
-        state = ServerState(unready=unready)
-        gateway = Gateway(self.executor, self.prompts, state, observe=self.first_chunks.append)
-        self.routes = ResponsesRoutes(gateway, self.prompts, HERMES, self.store)
+        state = ServerState(draining=draining)
+        self.gateway = Gateway(self.executor, self.prompts, state, observe=self.first_chunks.append)
+        self.routes = ResponsesRoutes(self.gateway, self.prompts, HERMES, self.store)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: list[Header] = []
@@ -98,6 +98,8 @@ class Server:
             await methods[scope["method"]](scope, receive, send, headers)
         except ApiError as error:
             await send_error(send, error, headers)
+        finally:
+            self.gateway.leave(scope)
 
 
 @asynccontextmanager
@@ -318,7 +320,7 @@ def test_nobody_is_admitted_while_the_server_is_not_ready() -> None:
         with pytest.raises(openai.InternalServerError, match="The server is draining"):
             await client.responses.create(model="m", input="Hi")
 
-    run(Server([], unready="draining"), use)
+    run(Server([], draining=True), use)
 
 
 def test_paths() -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from executor.messages import BODY, FAILED, OUTPUT_END, REQUEST_END
 from serve.chunks import DONE
-from serve.streams import ClientStream
+from serve.limits import ClientLimits
+from serve.outlets import HIGH_WATER, Outlets
+from serve.streams import PING, ClientStream
 
 
 def test_bytes_gather_until_they_are_taken() -> None:
@@ -120,3 +125,223 @@ def test_an_error_document_behind_events_becomes_an_event() -> None:
         assert stream.ended and stream.failed and not stream.whole
 
     asyncio.run(main())
+
+
+# -------------------------------------------------------------------------------- what gathers is bounded
+
+
+def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    return lambda: asyncio.run(test())
+
+
+class Pipe:
+    """A transport that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.size, self.aborted = 0, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high == HIGH_WATER
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self
+
+    def setsockopt(self, level: int, name: int, value: Any) -> None:
+        assert (level, name) == (socket.SOL_SOCKET, socket.SO_LINGER)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Bound:
+    """A stream whose client may leave 100 bytes."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.stream, self.pipe, self.dropped = ClientStream(), Pipe(), list[str]()
+        outlets = Outlets(ClientLimits(client_stall_timeout=0, keep_alive_interval=0), self.dropped.append)
+        self.stream.bound(outlets.opened(self.pipe), limit)
+
+    def feed(self, size: int, flags: int = 0) -> bool:
+        """Whether the client is still there afterwards."""
+        self.stream.feed(b"x" * size, flags)
+        return not self.dropped
+
+
+@on_a_loop
+async def test_what_waits_in_the_slot_counts() -> None:
+    bound = Bound()
+    assert bound.feed(60) and bound.feed(41) and not bound.feed(1)
+    assert bound.dropped == ["bytes"] and not bound.pipe.aborted
+    await asyncio.sleep(0.01)
+    assert bound.pipe.aborted and not bound.feed(1) and bound.dropped == ["bytes"]
+
+
+@on_a_loop
+async def test_and_what_waits_in_the_transport() -> None:
+    bound = Bound()
+    bound.pipe.size = 90
+    assert bound.feed(10) and bound.feed(1) and not bound.feed(1)
+
+
+@on_a_loop
+async def test_a_full_transport_counts_once_its_writer_is_stopped() -> None:
+    """Before that, with a limit above the transport's own mark, nobody looks: this is the path of every token."""
+    bound = Bound(limit=100_000)
+    bound.pipe.size = 100_001
+    assert bound.feed(1) and not bound.feed(1)
+
+
+@on_a_loop
+async def test_and_what_its_writer_has_in_hand() -> None:
+    """uvicorn's ``send`` holds it while the transport is full."""
+    bound = Bound()
+    assert bound.feed(60)
+    assert len(await bound.stream.next()) == 60
+    assert bound.feed(41) and not bound.feed(1)
+
+
+@on_a_loop
+async def test_what_has_been_taken_does_not() -> None:
+    bound = Bound()
+    for _ in range(50):
+        assert bound.feed(100)
+        assert len(await bound.stream.next()) == 100
+    waiting = asyncio.create_task(bound.stream.next())
+    await asyncio.sleep(0)
+    assert bound.feed(100) and bound.feed(0) and not waiting.done()
+    assert len(await waiting) == 100
+
+
+@on_a_loop
+async def test_one_payload_is_no_backlog() -> None:
+    """A response's last event may hold all of it."""
+    bound = Bound()
+    assert bound.feed(100_000)
+    assert not bound.feed(1)
+
+
+@on_a_loop
+async def test_nor_is_a_document() -> None:
+    bound = Bound()
+    bound.pipe.size = 1000  # of the answer to an earlier request
+    assert bound.feed(100_000, REQUEST_END | BODY) and bound.stream.ended and bound.stream.whole
+
+
+@on_a_loop
+async def test_nothing_is_kept_for_a_client_that_was_disconnected() -> None:
+    """And its stream does not end: it might read after all, and take half an answer for a whole one."""
+    bound = Bound()
+    bound.feed(200)
+    bound.feed(1)
+    bound.feed(1_000_000)
+    bound.feed(5, REQUEST_END)
+    writer = asyncio.create_task(bound.stream.next())
+    await asyncio.sleep(0)
+    assert not writer.done() and not bound.stream.ended
+    bound.stream.abandon()  # the connection is gone
+    assert await writer == b""
+
+
+# -------------------------------------------------------------------------------- refusals
+
+
+def test_a_refusal_before_the_first_byte() -> None:
+    async def main() -> None:
+        stream = ClientStream()
+        waiting = asyncio.create_task(stream.next())
+        await asyncio.sleep(0)
+        stream.refuse("Later.", 429, 1.5)
+        assert await waiting == b"" and stream.ended and stream.failed and stream.refusal is not None
+        assert (stream.refusal.status, stream.refusal.message) == (429, "Later.")
+        assert stream.refusal.headers() == {"Retry-After": "2"}
+
+    asyncio.run(main())
+
+
+def test_a_refusal_behind_events_is_a_failure() -> None:
+    stream = ClientStream()
+    stream.feed(b"data: 1\n\n", 0)
+    stream.refuse("Later.", 503, 1.0)
+    body = asyncio.run(stream.next())
+    assert stream.refusal is None and stream.ended and body.endswith(DONE)
+    assert error_of(body.split(b"\n\n")[1].removeprefix(b"data: ")) == "Later."
+
+
+# -------------------------------------------------------------------------------- signs of life
+
+
+async def taken(stream: ClientStream) -> bytes:
+    """What the writer gets, b"" if it has to wait. What it got before has been sent."""
+    task = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    if not task.done():
+        task.cancel()
+        return b""
+    return task.result()
+
+
+async def after(stream: ClientStream, *times: float) -> bytes:
+    """What there is to take after these ticks."""
+    for time in times:
+        stream.tick(time, 15.0)
+    return await taken(stream)
+
+
+async def begun() -> ClientStream:
+    """A stream whose first event has been sent at 0."""
+    stream = ClientStream()
+    stream.feed(b"data: 1\n\n", 0)
+    assert await after(stream, 0) == b"data: 1\n\n" and await taken(stream) == b""
+    return stream
+
+
+@on_a_loop
+async def test_a_silent_stream_gets_comments() -> None:
+    stream = await begun()
+    assert await after(stream, 1, 14.9) == b""
+    assert await after(stream, 15) == PING == b": ping\n\n"
+    assert await after(stream, 16) == await after(stream, 29.9) == b""
+    assert await after(stream, 30) == PING
+
+
+@on_a_loop
+async def test_news_puts_them_off_and_they_never_cut_an_event() -> None:
+    stream = await begun()
+    stream.feed(b"data: 2\n\n", 0)
+    assert await after(stream, 14, 16) == b"data: 2\n\n"
+    assert await after(stream, 28) == b""
+    assert await after(stream, 29) == PING
+
+
+@on_a_loop
+async def test_no_comment_before_the_first_event() -> None:
+    """The status is still open, and the request may yet be refused with it."""
+    stream = ClientStream()
+    assert await after(stream, 0, 100, 1000) == b""
+    stream.refuse("Later.", 503, 1.0)
+    assert await after(stream, 2000) == b"" and stream.refusal is not None
+
+
+@on_a_loop
+async def test_none_while_bytes_wait_for_the_client() -> None:
+    bound = Bound()
+    bound.feed(10)
+    assert await after(bound.stream, 0) == b"x" * 10
+    bound.stream.tick(100, 15.0)  # its writer is not back yet
+    assert await taken(bound.stream) == b""
+    bound.pipe.size = 5
+    assert await after(bound.stream, 200) == b""
+    bound.pipe.size = 0
+    assert await after(bound.stream, 215) == PING
+
+
+@on_a_loop
+async def test_none_behind_the_last_event_nor_for_a_client_that_left() -> None:
+    stream, left = await begun(), await begun()
+    stream.feed(DONE, REQUEST_END)
+    left.abandon()
+    assert await after(stream, 1) == DONE
+    assert await after(stream, 100) == await after(left, 100) == b""
