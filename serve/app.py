@@ -58,7 +58,7 @@ class App:
         store: ResponseStore | None = None,
         access: Access | None = None,
     ) -> None:
-        self.metrics = ServerMetrics(proxy, pool)
+        self.metrics = ServerMetrics(proxy, pool, state)
         self._proxy, self._prompts, self._facts = proxy, prompts, facts
         self._state, self._pool, self._access = state, pool, access
         metrics, limits = self.metrics, ClientLimits() if limits is None else limits

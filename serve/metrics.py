@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from executor.proxy import GenerationExecutor
 from postproc_workers.pool import WorkerPool
+from serve.gateway import ServerState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -28,12 +29,15 @@ _WORKER = {
     "failed": ("failed_requests", "Requests that ended in an error here", True),
     "busy_seconds": ("busy_seconds", "Time spent handling steps", True),
     "refused_frames": ("refused_frames", "Malformed frames", True),
+    "stale": ("stale_steps", "Steps that an executor which died had left behind", True),
 }
 
 #: name in the executor's report -> (metric, help, counter or gauge)
 _EXECUTOR = {
     "open": ("open_requests", "Requests whose client does not have everything yet", False),
     "parked": ("parked_requests", "Requests that wait for a worker", False),
+    "waiting": ("waiting_requests", "Requests that wait for their first token", False),
+    "waiting_tokens": ("waiting_tokens", "Prompt tokens of requests that wait for their first token", False),
     "engine_running": ("running_outputs", "Outputs in the engine's batch", False),
     "engine_waiting": ("waiting_outputs", "Outputs that wait for the engine", False),
     "full_workers": ("full_workers", "Workers whose queue is full", False),
@@ -41,6 +45,8 @@ _EXECUTOR = {
     "steps": ("steps", "Engine steps collected", True),
     "late_rows": ("late_rows", "Rows for outputs that had been ended", True),
     "resumed": ("resumed_requests", "Requests opened again after a worker was lost", True),
+    "adopted": ("adopted_requests", "Requests taken over from an executor that died", True),
+    "restarted": ("restarted_requests", "Requests generated again from their prompt after one died", True),
     "refused_frames": ("refused_frames", "Malformed frames", True),
 }
 
@@ -48,7 +54,7 @@ _EXECUTOR = {
 class ServerMetrics:
     """The registry of one front end."""
 
-    def __init__(self, proxy: GenerationExecutor, pool: WorkerPool | None) -> None:
+    def __init__(self, proxy: GenerationExecutor, pool: WorkerPool | None, state: ServerState | None = None) -> None:
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "tailrace_http_requests", "HTTP requests answered", ("path", "status"), registry=self._registry
@@ -81,7 +87,7 @@ class ServerMetrics:
             self.slow_clients.labels(limit)
         for reason in ("requests", "queue", "timeout", "unready"):
             self.refused.labels(reason)
-        self._registry.register(_Reports(proxy, pool))
+        self._registry.register(_Reports(proxy, pool, ServerState() if state is None else state))
 
     def render(self) -> bytes:
         """The exposition text (Prometheus text format 0.0.4)."""
@@ -91,8 +97,8 @@ class ServerMetrics:
 class _Reports(Collector):
     """Turns the last reports into metrics when somebody asks."""
 
-    def __init__(self, proxy: GenerationExecutor, pool: WorkerPool | None) -> None:
-        self._proxy, self._pool = proxy, pool
+    def __init__(self, proxy: GenerationExecutor, pool: WorkerPool | None, state: ServerState) -> None:
+        self._proxy, self._pool, self._state = proxy, pool, state
 
     def collect(self) -> Iterator[Metric]:
         proxy = self._proxy
@@ -102,6 +108,9 @@ class _Reports(Collector):
         if self._pool is not None:
             yield GaugeMetricFamily("tailrace_workers", "Workers that can work", len(self._pool.alive))
             yield CounterMetricFamily("tailrace_worker_restarts", "Workers started again", self._pool.restarts)
+            yield GaugeMetricFamily("tailrace_paused_workers", "Workers whose next start waits", self._pool.paused)
+        restarts = self._state.executor_restarts
+        yield CounterMetricFamily("tailrace_executor_restarts", "Executors started again", restarts)
         for key, (name, text, counts) in _EXECUTOR.items():
             if key in proxy.status:
                 yield _family(f"tailrace_executor_{name}", text, counts, {(): proxy.status[key]}, ())
