@@ -230,9 +230,11 @@ def convert(gguf: Path, directory: Path) -> None:
 
     logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    AutoTokenizer.from_pretrained(**where).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(**where, trust_remote_code=False).save_pretrained(directory)
     unpack = GgufConfig(dequantize=True)
-    model: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, quantization_config=unpack)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        **where, dtype=torch.float32, quantization_config=unpack, trust_remote_code=False
+    )
     if gguf.stat().st_size < 1.5 * model.num_parameters():
         model = model.to(torch.bfloat16)
     model.save_pretrained(directory)

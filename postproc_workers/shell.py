@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -105,7 +106,12 @@ class WorkerShell:
             return
         name = re.sub(r"[^A-Za-z0-9._-]", "_", str(recording["name"]))[:120]
         try:
-            with open(self._record_dir / f"{name}.jsonl", "w", encoding="utf-8") as file:
+            # For our user alone: it holds what a client asked, or what it was answered.
+            with open(self._record_dir / f"{name}.jsonl", "w", encoding="utf-8", opener=_private) as file:
                 file.write(json.dumps(recording, ensure_ascii=False) + "\n")
         except OSError as error:
             logger.error("recording %s was not written: %s", name, error)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

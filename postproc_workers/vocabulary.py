@@ -134,7 +134,7 @@ class Vocabulary:
         if not file.is_file():
             from transformers import AutoTokenizer
 
-            return cls.from_transformers(AutoTokenizer.from_pretrained(source), size=size)
+            return cls.from_transformers(AutoTokenizer.from_pretrained(source, trust_remote_code=False), size=size)
         tokenizer, config = Tokenizer.from_file(str(file)), _read_config(file.with_name("tokenizer_config.json"))
         _add_special_tokens(tokenizer, config)
         return cls.from_library(tokenizer, size=size, clean_up=_cleans_up(config.get, type(tokenizer.model).__name__))

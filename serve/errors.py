@@ -1,7 +1,8 @@
 """Every error a client can be told of, with its HTTP status and the OpenAI error object.
 
-    ApiError                     status, message, type, param, code
-    ├── BadRequestError          400  invalid_request_error: the request itself is wrong; ``param`` names the field
+    ApiError                     status, message, type, param, code; 403 host_not_allowed
+    ├── BadRequestError          400  invalid_request_error: the request itself is wrong; ``param`` names the field.
+    │   │                        401 invalid_api_key, 408 request_timeout, 415, 431 headers_too_large
     │   └── ContextLengthError   400  invalid_request_error, context_length_exceeded
     ├── NotFoundError            404  not_found_error: no such model (model_not_found) or route
     ├── MethodNotAllowedError    405  invalid_request_error, method_not_allowed

@@ -16,7 +16,7 @@ def load_tokenizer(source: Path) -> PreTrainedTokenizerBase:
     with _LoadingErrors(source):
         if source.is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(source))
-        return AutoTokenizer.from_pretrained(str(source))
+        return AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
 
 
 class _LoadingErrors:

@@ -78,7 +78,9 @@ def load_model(model_dir: Path, device: torch.device, dtype: str) -> Any:
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
     logger.info("loading %s on %s", model_dir, device)
     wanted = _load_dtype(device, dtype)
-    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=wanted, device_map=device)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=wanted, device_map=device, trust_remote_code=False
+    )
     if wanted == "auto" and model.dtype == torch.float32:
         model = model.to(torch.bfloat16)
     millions, took = model.num_parameters() / 1e6, time.monotonic() - began

@@ -172,6 +172,7 @@ def test_a_recording_replays_to_the_same_bytes(
 def test_a_recording_of_several_choices(tmp_path: Path) -> None:
     rows = [StepRow(1, i, HELLO[at : at + 1], "length" if at == 2 else None) for at in range(3) for i in range(2)]
     sent, recording = recorded(tmp_path, CHAT, rows, n=2)
+    assert [file.stat().st_mode & 0o777 for file in tmp_path.rglob("*.jsonl")] == [0o600]
     assert merge_stream(replay(recording), CHAT).choices == merge_stream(sent, CHAT).choices
 
 

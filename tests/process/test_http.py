@@ -180,7 +180,10 @@ RAW = {
     "expect": (request(CLOSE, b"Expect: 100-continue"), 100),
     "HTTP/1.0": (b"GET /health HTTP/1.0\r\n\r\n", 200),
     "an absolute URL": (b"GET http://127.0.0.1/live HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n", 200),
-    "a web socket": (b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n", 200),
+    "a web socket": (
+        b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n",
+        200,
+    ),
     # Java's client offers HTTP/2 with its first request.
     "an offer of HTTP/2": (
         request(b"Connection: Upgrade, HTTP2-Settings, close", b"Upgrade: h2c", b"HTTP2-Settings: AAM"),

@@ -28,7 +28,7 @@ OPEN = (
     "tailrace_worker_open_requests",
 )
 #: Descriptors that a process may have more than one of its role had before: a connection of our own, a log that rolls.
-FEW_DESCRIPTORS = 8
+FEW_DESCRIPTORS = 4
 #: Bytes that the launcher may grow by. An allocator keeps the pages of the largest crowd there was, and the store of
 #: responses fills: 20 to 50 MiB with 200 clients and floods of 320, after 20 s and after 60 s alike. A leak of 10 kB a
 #: request is as much again within two minutes.

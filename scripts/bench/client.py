@@ -1,0 +1,158 @@
+"""A client that costs little, so that what is measured is the server.
+
+Connections are asyncio protocols that hand each read to the answer they are for: no stream, no task and no wake-up per
+chunk. They are kept and used again, the last one first. On a connection that was kept, the server may hang up at the
+moment of our next request: if not a byte of the answer has come, it is sent again on a new one, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import perf_counter
+from urllib.parse import urlsplit
+
+from .answer import Answer, StreamAnswer
+from .outcome import Outcome
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server. tls: None for plain HTTP. headers: sent with every request."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, url: str, headers: Iterable[tuple[str, str]] = (), insecure: bool = False) -> Target:
+        """From ``http://HOST:PORT`` or ``https://...``; headers may replace our own, whatever their case."""
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        own = {"Host": parts.netloc.rpartition("@")[2], "Accept": "*/*", "User-Agent": "bench_serving"}
+        if key := os.environ.get("OPENAI_API_KEY"):
+            own["Authorization"] = f"Bearer {key}"
+        given = dict(headers)
+        kept = {name: value for name, value in own.items() if name.lower() not in {name.lower() for name in given}}
+        tls = _tls(insecure) if secure else None
+        return cls(parts.hostname or "", parts.port or (443 if secure else 80), tls, tuple((kept | given).items()))
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """A request's bytes."""
+        own = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))] if body else []
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in [*self.headers, *own])]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def _tls(insecure: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if insecure:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+class Connection(asyncio.Protocol):
+    """One connection, and the answer that it is for."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._answer: Answer | None = None
+        self.used = False
+
+    @property
+    def open(self) -> bool:
+        """Whether a request may be sent on it."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, request: bytes, answer: Answer) -> None:
+        """Send a request; what comes back goes to ``answer``."""
+        assert self._transport is not None
+        self._answer = answer
+        self._transport.write(request)
+
+    def release(self) -> None:
+        """Its answer has come: it is for none."""
+        self._answer, self.used = None, True
+
+    def abort(self) -> None:
+        """Hang up."""
+        self._answer = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -------------------------------------------------------------------------------- for asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is not None:
+            self._answer.receive(data)
+        else:
+            self.abort()  # nobody has asked
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._answer is not None:
+            self._answer.lost(exc)
+
+
+class Client:
+    """Sends requests to one server.
+
+    timeout: seconds for a whole answer; 0: for ever.
+    """
+
+    def __init__(self, target: Target, timeout: float = 0.0, clock: Clock = perf_counter) -> None:
+        self.target, self.clock = target, clock
+        self._timeout = timeout
+        self._idle: list[Connection] = []
+
+    async def stream(self, path: str, body: bytes, queued: float = 0.0) -> Outcome:
+        """Post a body and read the stream that answers it. Whatever happens to it is in the outcome.
+
+        queued: seconds that the request waited for its turn; only noted.
+        """
+        loop = asyncio.get_running_loop()
+        outcome = Outcome(self.clock(), queued)
+        request = self.target.request("POST", path, body)
+        answer = await self._send(request, lambda: StreamAnswer(loop.create_future(), outcome, self.clock))
+        outcome.error, outcome.finished = answer.error, True
+        if outcome.error or not outcome.end:
+            outcome.end = self.clock()
+        return outcome
+
+    async def document(self, path: str) -> bytes:
+        """Get a document. Raises OSError with the reason when that fails."""
+        loop = asyncio.get_running_loop()
+        answer = await self._send(self.target.request("GET", path), lambda: Answer(loop.create_future()))
+        if answer.error:
+            raise OSError(f"GET {path}: {answer.error}")
+        return answer.body
+
+    def close(self) -> None:
+        """Hang up on all that is idle."""
+        while self._idle:
+            self._idle.pop().abort()
+
+    # -------------------------------------------------------------------------------- one request
+
+    async def _send(self, request: bytes, make: Callable[[], Answer]) -> Answer:
+        answer = make()
+        timer = self._start_timer(lambda: answer.fail(f"no whole answer within {self._timeout:g} s"))
+        try:
+            kept = await self._attempt(request, answer)
+            if kept and answer.error and not answer.begun and self._timed_out(timer) is False:
+                answer = make()
+                await self._attempt(request, answer)
+            return answer
+        finally:
+            if timer is not None:
+                timer.cancel()
