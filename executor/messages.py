@@ -11,6 +11,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from executor.engines.base import StepRow, TokenLogprob
+from executor.logprob_records import RecordRows
 from executor.request import GenerationRequest
 
 #: Tokens in one row (column ``count`` is u2); a longer history travels as several rows.
@@ -133,6 +134,9 @@ class Status:
 Row = tuple[int, int, Sequence[int], Finish | None, Sequence[TokenLogprob] | None]
 """(rid, index, token ids, finish, logprobs)"""
 
+RecordRow = tuple[int, int, Sequence[int], Finish | None, Sequence[bytes] | None]
+"""The same with records for the logprobs: see ``logprob_records.py``."""
+
 
 def cut(values: Any, sizes: Iterable[int]) -> Iterator[Any]:
     """Consecutive slices of the given sizes."""
@@ -149,11 +153,12 @@ class StepRecords:
     """One engine step, or several merged, for one worker: columns, sparse finishes, and logprobs where asked for.
 
     rids, indexes, counts: one value a row. tokens: the rows' ids one after another, ``sum(counts)`` of them.
-    finishes: row number -> Finish. logprobs: row number -> one TokenLogprob per id of that row.
+    finishes: row number -> Finish. logprobs: row number -> one TokenLogprob per id of that row; where they came over the
+    wire, they are records until somebody reads them.
     stamp: CLOCK_MONOTONIC nanoseconds at which the executor shipped the step.
     incarnation: the how-manieth executor of this server sent it, from 0. A worker that has heard of a newer one drops
     what an older one left behind: its tokens come again.
-    Lengths are checked when it is built (WireError); ``rows`` is the one place that gives rows out.
+    Lengths are checked when it is built (WireError); ``rows`` and ``record_rows`` are what gives rows out.
     """
 
     __slots__ = ("opens", "rids", "indexes", "counts", "tokens", "finishes", "logprobs", "stamp", "incarnation")
@@ -202,17 +207,28 @@ class StepRecords:
             return
         if not all(0 <= i < n for i in self.finishes):
             raise WireError(f"finish: a row beyond the {n} there are")
-        for i, entries in self.logprobs.items():
-            if not 0 <= i < n or len(entries) != self.counts[i]:
-                raise WireError(f"logprobs: row {i} does not have one entry per token")
+        if isinstance(self.logprobs, RecordRows):
+            fits = self.logprobs.fits(self.counts)
+        else:
+            fits = all(0 <= i < n and len(entries) == self.counts[i] for i, entries in self.logprobs.items())
+        if not fits:
+            raise WireError("logprobs: a row does not have one entry per token")
 
     def rows(self) -> Iterator[Row]:
-        """All rows in order. In the usual step (one token a row) every value comes out of a C iterator."""
+        """All rows in order."""
+        logprobs = map(self.logprobs.get, range(len(self.rids))) if self.logprobs else _NONE
+        return self._with(logprobs)
+
+    def record_rows(self) -> Iterator[RecordRow]:
+        """The same for a worker. In the usual step (one token a row) every value comes out of a C iterator."""
+        records = RecordRows.of(self.logprobs).by_row(len(self.rids)) if self.logprobs else _NONE
+        return self._with(records)
+
+    def _with(self, logprobs: Iterator[Any]) -> Iterator[Any]:
         n = len(self.rids)
         single = len(self.tokens) == n and self.counts.count(1) == n
         tokens: Iterable[Sequence[int]] = zip(self.tokens) if single else cut(self.tokens, self.counts)
         finishes = map(self.finishes.get, range(n)) if self.finishes else _NONE
-        logprobs = map(self.logprobs.get, range(n)) if self.logprobs else _NONE
         return zip(self.rids, self.indexes, tokens, finishes, logprobs)
 
 

@@ -44,13 +44,13 @@ from executor.wire import FrameReader, encode
 logger = logging.getLogger("tailrace.proxy")
 
 #: Executors that may die under a request, one soon after the other and without a word to its client in between. Then it
-#: is taken for what kills them, and fails.
-MAX_EXECUTORS = 3
+#: is taken for what kills them, and fails; it should before the server is given up.
+MAX_EXECUTORS = 4
 #: Seconds: what lets an executor live that long does not kill it.
-HARMLESS = 30.0
+HARMLESS = 10.0
 
-#: reason of ``Rejected``, where no byte can have been sent -> (what the client is told, HTTP status, seconds after which
-#: it may try again)
+#: reason of ``Rejected``, where no byte can have been sent -> (what the client is told, HTTP status, seconds until it
+#: may try again)
 REJECTED = {
     "queue": ("Too many prompt tokens wait for the engine already.", 429, 1.0),
     "timeout": ("The request waited too long for its first token.", 503, 5.0),

@@ -40,6 +40,9 @@ SETTLED = 10.0
 MIN_PAUSE = 0.05
 MAX_PAUSE = 10.0
 """Seconds before the next start: they double from the first to the second with each child that came to nothing."""
+MAX_PAUSE_AFTER_LIFE = 0.5
+"""The longest for one that had become ready. It can work, so whoever kills it costs us a start now and then, while its
+clients wait for the next one."""
 
 MISSES = 10
 """Ticks in a row without a beat after which a child hangs."""
@@ -216,7 +219,7 @@ class Supervised:
 
     def _count_failure(self, others_alive: bool) -> Event:
         self.failures += 1
-        self._lengthen_pause()
+        self._lengthen_pause(MAX_PAUSE)
         too_often = self.failures >= self._max_failed_starts and not others_alive
         return Event.FAILED_TOO_OFTEN if too_often else Event.FAILED
 
@@ -227,11 +230,11 @@ class Supervised:
             self.short_lives, self.pause = 0, 0.0
             return Event.EXITED
         self.short_lives += 1
-        self._lengthen_pause()
+        self._lengthen_pause(MAX_PAUSE_AFTER_LIFE)
         return Event.EXITED_TOO_OFTEN if self.short_lives == self._max_short_lives else Event.EXITED
 
-    def _lengthen_pause(self) -> None:
-        self.pause = min(max(2 * self.pause, MIN_PAUSE), MAX_PAUSE)
+    def _lengthen_pause(self, longest: float) -> None:
+        self.pause = min(max(2 * self.pause, MIN_PAUSE), longest)
 
 
 class Pulse:

@@ -15,8 +15,8 @@ row and in the same frame or an earlier one; the executor passes it on as bytes 
     cancel    worker    -> executor   -                  [[rid, index], ...]; index -1 is the whole request
     joined    launcher  -> executor   -
     lost      launcher  -> executor   -                  with what the clients of its requests have already
-    steps     executor  -> worker     rid i8, index u2, count u2, token i4; logprobs: row u4, value f8, k u2, id i4,
-                                      alt f8
+    steps     executor  -> worker     rid i8, index u2, count u2, token i4; logprobs: lp records (logprob_records.py),
+                                      lp_row u4, lp_n u2 records of that row, lp_k u2 alternatives of a record
     emissions worker    -> front end  rid i8, epoch u4, index u2, count u4, flags u1, size u4; one blob cut by size
     status    executor  -> front end  -
     rejected  executor  -> front end  -
@@ -26,8 +26,9 @@ row and in the same frame or an earlier one; the executor passes it on as bytes 
     recall    executor  -> worker     -
     histories worker    -> executor   as steps
 
-A column in which every value is the usual one is left out: index 0, a step's count 1, epoch 0, flags 0. In plain
-streams that is half of them, and at 16 rows a frame the columns' fixed cost is half of all.
+A column in which every value is the usual one is left out: index 0, a step's count 1, epoch 0, flags 0; lp_row where
+every row has log-probabilities, lp_n 1, lp_k where all are equal. In plain streams that is half of them, and at 16 rows
+a frame the columns' fixed cost is half of all.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from typing import Any
 import msgpack
 
 from executor.engines.base import TokenLogprob
+from executor.logprob_records import RecordRows, alternatives, cut_equal_records, cut_records
 from executor.messages import (
     FINISH_REASONS,
     MAX_OUTPUTS,
@@ -65,7 +67,6 @@ from executor.messages import (
     WireError,
     WorkerJoined,
     WorkerLost,
-    cut,
 )
 from executor.request import GenerationRequest, SamplingParams
 from executor.result import Logprob, OutputDelta
@@ -256,7 +257,7 @@ def _encode_steps(m: StepRecords) -> dict[str, Any]:
     if m.finishes:
         frame["finish"] = [[row, f.reason, f.stop_token, f.message] for row, f in m.finishes.items()]
     if m.logprobs:
-        frame |= _encode_logprobs(m.logprobs)
+        frame |= _encode_logprobs(m.logprobs, len(m.rids))
     if m.opens:
         frame["open"] = [
             [o.rid, o.epoch, o.frontend, o.spec, [[count, end] for count, end in o.delivered]] for o in m.opens
@@ -264,26 +265,31 @@ def _encode_steps(m: StepRecords) -> dict[str, Any]:
     return frame
 
 
-def _encode_logprobs(rows: Mapping[int, Sequence[TokenLogprob]]) -> dict[str, bytes]:
-    entries = [entry for row in rows.values() for entry in row]
-    tops = [pair for entry in entries for pair in entry.top]
-    return {
-        "lp_row": _pack("I", tuple(rows)), "lp_n": _pack("H", tuple(map(len, rows.values()))),
-        "lp_value": _pack("d", [e.logprob for e in entries]), "lp_k": _pack("H", [len(e.top) for e in entries]),
-        "lp_id": _pack("i", [pair[0] for pair in tops]), "lp_alt": _pack("d", [pair[1] for pair in tops]),
-    }  # fmt: skip
+def _encode_logprobs(entries: Mapping[int, Sequence[TokenLogprob]], rows: int) -> dict[str, bytes]:
+    logprobs = RecordRows.of(entries)
+    frame: dict[str, bytes] = {"lp": b"".join(logprobs.records)}
+    if list(logprobs.rows) != list(range(rows)):
+        frame["lp_row"] = _pack("I", logprobs.rows)
+    _pack_unusual(frame, "lp_n", "H", logprobs.sizes, 1)
+    if len(set(map(len, logprobs.records))) > 1:
+        frame["lp_k"] = _pack("H", alternatives(logprobs.records))
+    return frame
 
 
-def _decode_logprobs(f: Mapping[str, Any]) -> dict[int, list[TokenLogprob]]:
-    rows, sizes = _unpack(f, "lp_row", "I"), _unpack(f, "lp_n", "H")
-    values, ks = _unpack(f, "lp_value", "d"), _unpack(f, "lp_k", "H")
-    ids, alts = _unpack(f, "lp_id", "i"), _unpack(f, "lp_alt", "d")
-    if len(rows) != len(sizes) or sum(sizes) != len(values) or len(values) != len(ks) or sum(ks) != len(ids):
-        raise WireError("logprobs: columns of different lengths")
-    if len(ids) != len(alts) or len(set(rows)) != len(rows):
-        raise WireError("logprobs: alternatives of different lengths, or a row twice")
-    tops = cut(tuple(zip(ids, alts)), ks)
-    return dict(zip(rows, cut([TokenLogprob(value, top) for value, top in zip(values, tops)], sizes)))
+def _decode_logprobs(f: Mapping[str, Any], count: int) -> RecordRows:
+    """count: rows of the step."""
+    rows = _unpack(f, "lp_row", "I") if "lp_row" in f else list(range(count))
+    sizes = _unpack_unusual(f, "lp_n", "H", len(rows), 1)
+    if len(rows) != len(sizes) or len(set(rows)) != len(rows):
+        raise WireError("logprobs: columns of different lengths, or a row twice")
+    blob, ks = _typed(f, "lp", bytes), _unpack(f, "lp_k", "H") if "lp_k" in f else None
+    number = sum(sizes)
+    if ks is not None and len(ks) != number:
+        raise WireError(f"logprobs: {len(ks)} values of lp_k for {number} records")
+    try:
+        return RecordRows(rows, sizes, cut_equal_records(blob, number) if ks is None else cut_records(blob, ks))
+    except ValueError as error:
+        raise WireError(f"logprobs: {error}") from None
 
 
 def _decode_finishes(value: Any) -> dict[int, Finish]:
@@ -317,7 +323,7 @@ def _decode_steps(f: Mapping[str, Any]) -> StepRecords:
         _unpack_unusual(f, "count", "H", len(rids), 1),
         _unpack(f, "token", "i"),
         _decode_finishes(f["finish"]) if "finish" in f else None,
-        _decode_logprobs(f) if "lp_row" in f else None,
+        _decode_logprobs(f, len(rids)) if "lp" in f else None,
         opens,
         _int(f, "stamp"),
         _int(f, "incarnation") if "incarnation" in f else 0,

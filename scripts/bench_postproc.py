@@ -2,9 +2,18 @@
 """CPU time per token of one post-processing worker, beside the floor of the same run.
 
 The worker gets encoded step frames, as the executor would send them, and makes encoded emissions: the wire's decode and
-encode are included, sockets are not. The floor is the least that any Python worker has to do per token: look up the
-id's bytes, check that they are UTF-8, escape the text and put it between two constants. It is timed before and after
-the worker; machines drift, so compare ratios, not microseconds of different runs.
+encode are included, sockets are not. The floor is the least that any Python worker has to do per token, in the simplest
+loop that does it. It is timed before and after the worker; machines drift, so compare ratios, not microseconds of
+different runs.
+
+* Every workload: look up the id's bytes, check that they are UTF-8, escape the text and put it between two constants.
+* ``stops``: look for the first character of a stop string as well, and where there is one, for the stop strings and
+  for what has to be held back.
+* ``logprobs``: both, and: decode the step's columns, put together the JSON of the token and of its five alternatives
+  from parts that were made ahead for every id of the vocabulary, write the six numbers, and encode the emissions. Its
+  bytes are compared with the worker's, and are the same from the second token to the last but one. What it leaves out
+  is what depends on the request: to find its state, to see whether it ends, to keep what a resume needs, to guard
+  against values that JSON cannot hold.
 
     scripts/bench_postproc.py [--requests 256] [--tokens 256] [--workload NAME|all] [--sweep] [--json]
                               [--plot out.png]
@@ -15,13 +24,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import random
+import re
+import struct
 import sys
 import time
+from array import array
 from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -29,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tokenizers import Tokenizer
 
 from executor.engines.base import StepRow, TokenLogprob
-from executor.messages import Open, StepRecords
+from executor.messages import Emissions, Open, StepRecords
 from executor.models import resolve_model
 from executor.wire import decode, encode
 from postproc_workers.spec import StreamSpec
@@ -42,6 +56,8 @@ SWEEP = (16, 64, 256, 1024, 4096)
 WORKLOADS = ("chat", "logprobs", "stops", "reasoning", "tools", "harmony", "responses")
 #: A line is the best of at least 3 runs, and of so many that short ones mean something too.
 REPEATS, ENOUGH_TOKENS = 3, 400_000
+STOPS = ("</answer>", "Observation:", "\n\nUser:", "<|end|>")
+TOP = 5
 
 TEXT = """The tailrace carries the water away from the turbine. If it is too narrow, the turbine slows down, however
 much water stands above it: "power" is a matter of both ends. def flow(head: float, area: float) -> float: return area *
@@ -69,10 +85,9 @@ def script(workload: str, words: int) -> str:
 def spec(workload: str) -> StreamSpec:
     """A stream's spec, made by admission from what a client would send for this workload."""
     body: dict[str, Any] = {"model": "bench", "messages": [{"role": "user", "content": "Go ahead."}]}
-    stops = ["</answer>", "Observation:", "\n\nUser:", "<|end|>"]
     body |= {
-        "logprobs": {"logprobs": True, "top_logprobs": 5, "stop": stops},
-        "stops": {"stop": stops},
+        "logprobs": {"logprobs": True, "top_logprobs": TOP, "stop": list(STOPS)},
+        "stops": {"stop": list(STOPS)},
         "tools": {"tools": TOOLS},
     }.get(workload, {})
     recording: dict[str, Any] = {
@@ -91,26 +106,42 @@ def spec(workload: str) -> StreamSpec:
     return made
 
 
+def entries(ids: Sequence[int]) -> list[TokenLogprob]:
+    """Log-probabilities as a model has them: 32-bit floats, best first. The text of round ones would be cheaper."""
+    draw = random.Random(1)
+
+    def entry() -> TokenLogprob:
+        values = sorted((-draw.expovariate(0.5) for _ in range(TOP)), reverse=True)
+        values = list(struct.unpack(f"{TOP}f", struct.pack(f"{TOP}f", *values)))
+        return TokenLogprob(values[0], tuple(zip(draw.choices(ids, k=TOP), values)))
+
+    return [entry() for _ in range(997)]
+
+
 def frames(ids: Sequence[int], requests: int, tokens: int, workload: str) -> list[bytes]:
     """The step frames of ``requests`` streams of ``tokens`` tokens each, one token a step."""
     opened = spec(workload).encode()
     made = [encode(StepRecords([], [], [], [], opens=[Open(rid, 0, 0, opened) for rid in range(requests)]))]
-    entry = None
-    if workload == "logprobs":
-        entry = [TokenLogprob(-0.125, tuple((i, -0.125 - i) for i in range(5)))]
+    drawn = entries(ids) if workload == "logprobs" else []
     # Formats have a beginning, so those streams are all alike; in prose each begins elsewhere.
     apart = 0 if workload in ("reasoning", "tools", "harmony") else 7
     for step in range(tokens):
         last = step == tokens - 1
         rows = [
-            StepRow(rid, 0, (ids[(rid * apart + step) % len(ids)],), "length" if last else None, logprobs=entry)
+            StepRow(
+                rid,
+                0,
+                (ids[(rid * apart + step) % len(ids)],),
+                "length" if last else None,
+                logprobs=[drawn[(rid * 31 + step) % len(drawn)]] if drawn else None,
+            )
             for rid in range(requests)
         ]
         made.append(encode(StepRecords.build(rows, stamp=1)))
     return made
 
 
-def timed(work: Callable[[], None]) -> float:
+def timed(work: Callable[[], object]) -> float:
     """CPU seconds of one run, without garbage collections of what was there before."""
     gc.collect()
     gc.disable()
@@ -121,25 +152,110 @@ def timed(work: Callable[[], None]) -> float:
     return seconds
 
 
-def floor(table: Sequence[bytes], ids: Sequence[int], tokens: int) -> float:
+def event_ends() -> tuple[bytes, bytes]:
+    """What an event has before its text and behind its log-probabilities."""
+    args = spec("logprobs").args
+    head = {"id": args["id"], "object": "chat.completion.chunk", "created": args["created"], "model": args["model"]}
+    start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":[{"index":0,"delta":{"content":'
+    return start, b',"finish_reason":null}]}\n\n'
+
+
+FIRST = re.compile("[" + re.escape("".join({stop[0] for stop in STOPS})) + "]").search
+PREFIXES = {stop[:n] for stop in STOPS for n in range(1, len(stop))}
+
+
+def held_back(text: str) -> int:
+    """How many characters at its end may be the beginning of a stop string; there must be none in the text."""
+    if any(stop in text for stop in STOPS):
+        raise RuntimeError("the text has a stop string: then there is nothing to measure")
+    return next((n for n in range(min(len(text), max(map(len, PREFIXES))), 0, -1) if text[-n:] in PREFIXES), 0)
+
+
+def floor(table: Sequence[bytes], ids: Sequence[int], tokens: int, stops: bool) -> float:
     """CPU seconds for ``tokens`` tokens at the floor."""
-    head = b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk",'
-    head += b'"created":1700000000,"model":"bench","choices":[{"index":0,"delta":{"content":'
-    tail = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+    head, tail = event_ends()
+    tail = b'},"logprobs":null' + tail
     stream = (list(ids) * (tokens // len(ids) + 1))[:tokens]
 
     def work() -> None:
-        pending, out = b"", []
+        pending, held, out = b"", "", []
         for token in stream:
             data = pending + table[token] if pending else table[token]
             text, used = utf_8_decode(data, "replace", False)
             pending = data[used:]
+            if stops and (held or FIRST(text)):
+                text = held + text
+                cut = len(text) - held_back(text)
+                text, held = text[:cut], text[cut:]
             if text:
                 out.append(head + orjson.dumps(text) + tail)
             if len(out) > 256:
                 out.clear()
 
     return timed(work)
+
+
+def entry_parts(table: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """By id, the JSON of a token with a place for its number: as an alternative, and as the one that was drawn."""
+    alternatives, drawn = [], []
+    for data in table:
+        token = orjson.dumps({"token": data.decode(errors="replace")})[:-1].replace(b"%", b"%%")
+        part = token + b',"logprob":%b,"bytes":' + orjson.dumps(list(data))
+        alternatives.append(part + b"}")
+        drawn.append(part + b',"top_logprobs":[')
+    return alternatives, drawn
+
+
+def logprobs_floor(table: Sequence[bytes], steps: Sequence[bytes], requests: int) -> Callable[[], list[bytes]]:
+    """The work of ``logprobs`` at the floor, over all step frames but the first; returns the emissions of each."""
+    head, end = event_ends()
+    middle, tail = b'},"logprobs":{"content":[', b']}],"refusal":null}' + end
+    alternatives, drawn = entry_parts(table)
+
+    def work() -> list[bytes]:
+        pending, held, sent = [b""] * requests, [""] * requests, [0] * requests
+        made = []
+        for frame in steps[1:]:
+            fields = msgpack.unpackb(frame)
+            rids = memoryview(fields["rid"]).cast("q").tolist()
+            tokens = memoryview(fields["token"]).cast("i").tolist()
+            values = memoryview(fields["lp_value"]).cast("d").tolist()
+            others = iter(memoryview(fields["lp_alt"]).cast("d").tolist())
+            tops = iter(memoryview(fields["lp_id"]).cast("i").tolist())
+            events = []
+            for rid, token, numbers, top in zip(rids, tokens, zip(values, *[others] * TOP), zip(*[tops] * TOP)):
+                data = pending[rid] + table[token]
+                text, used = utf_8_decode(data, "replace", False)
+                pending[rid] = data[used:]
+                if held[rid] or FIRST(text):
+                    text = held[rid] + text
+                    cut = len(text) - held_back(text)
+                    text, held[rid] = text[:cut], text[cut:]
+                parts = drawn[token] + b",".join([alternatives[other] for other in top])
+                entry = parts % tuple(orjson.dumps(numbers)[1:-1].split(b","))
+                if text:
+                    events.append(head + orjson.dumps(text) + middle + entry + tail)
+                else:  # a delta without content
+                    events.append(head[: -len(b'{"content":')] + b"{" + middle + entry + tail)
+                sent[rid] += 1
+            counts = array("I", [sent[rid] for rid in rids]).tobytes()
+            sizes = array("I", map(len, events)).tobytes()
+            columns = {"rid": fields["rid"], "count": counts, "size": sizes, "payload": b"".join(events)}
+            made.append(msgpack.packb({"t": "emissions", "worker": 0, **columns}))
+        return made
+
+    return work
+
+
+def check_logprobs_floor(vocabulary: Vocabulary, table: Sequence[bytes], steps: Sequence[bytes], requests: int) -> None:
+    """The floor has to do the work: its events are the worker's, apart from the role and the end."""
+    worker = PostprocWorker(vocabulary, POST_PROCESSORS)
+    worker.receive([decode(steps[0])])  # type: ignore[list-item]
+    made = [worker.receive([decode(frame)]).emissions[0].payload for frame in steps[1:]]  # type: ignore[list-item]
+    least = [decode(frame) for frame in logprobs_floor(table, steps, requests)()]
+    for payload, emissions in list(zip(made, least))[1:-1]:
+        if not isinstance(emissions, Emissions) or emissions.payload != payload:
+            raise RuntimeError("the floor's bytes are not the worker's")
 
 
 def worker_seconds(vocabulary: Vocabulary, steps: Sequence[bytes]) -> float:
@@ -163,24 +279,37 @@ def measure(vocabulary: Vocabulary, ids: Sequence[int], requests: int, tokens: i
     table = [vocabulary.token_bytes(i) for i in range(vocabulary.size)]
     steps, count = frames(ids, requests, tokens, workload), requests * tokens
     floor_count = min(count, 200_000)
-    floors, workers = [floor(table, ids, floor_count)], []
+    if workload == "logprobs":
+        check_logprobs_floor(vocabulary, table, steps, requests)
+        least = logprobs_floor(table, steps, requests)
+
+    def floor_us() -> float:
+        if workload == "logprobs":
+            return timed(least) / count * 1e6
+        return floor(table, ids, floor_count, workload == "stops") / floor_count * 1e6
+
+    floors, workers = [floor_us()], []
     for _ in range(max(REPEATS, min(50, ENOUGH_TOKENS // count))):
-        workers.append(worker_seconds(vocabulary, steps))
-        floors.append(floor(table, ids, floor_count))
-    best, least = min(workers) / count * 1e6, min(floors) / floor_count * 1e6
+        workers.append(worker_seconds(vocabulary, steps) / count * 1e6)
+        floors.append(floor_us())
+    # In halves, because a single run on a busy machine says little.
+    before, after = min(floors[: len(floors) // 2 + 1]), min(floors[len(floors) // 2 :])
     return {
         "workload": workload, "requests": requests, "tokens": tokens,
-        "worker_us_per_token": round(best, 3), "floor_us_per_token": round(least, 3), "ratio": round(best / least, 2),
+        "worker_us_per_token": round(min(workers), 3), "floor_us_per_token": round(min(floors), 3),
+        "floor_before": round(before, 3), "floor_after": round(after, 3), "ratio": round(min(workers) / min(floors), 2),
     }  # fmt: skip
 
 
 def show(lines: Sequence[dict[str, Any]]) -> None:
     """The table, for a person."""
-    print(f"{'workload':<10}{'requests':>9}{'tokens':>8}{'worker µs':>11}{'floor µs':>10}{'ratio':>7}")
+    names = f"{'workload':<10}{'requests':>9}{'tokens':>8}{'worker µs':>11}{'floor µs':>10}{'before, after':>16}"
+    print(f"{names}{'ratio':>7}")
     for line in lines:
         print(
             f"{line['workload']:<10}{line['requests']:>9}{line['tokens']:>8}{line['worker_us_per_token']:>11.3f}"
-            f"{line['floor_us_per_token']:>10.3f}{line['ratio']:>7.2f}"
+            f"{line['floor_us_per_token']:>10.3f}{line['floor_before']:>9.3f},{line['floor_after']:>6.3f}"
+            f"{line['ratio']:>7.2f}"
         )
 
 

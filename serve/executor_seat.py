@@ -21,7 +21,7 @@ from serve.gateway import ServerState
 logger = logging.getLogger("tailrace.serve")
 
 #: Replacements that fail to start in a row, and executors in a row that die soon after their start.
-MAX_FAILED_STARTS, MAX_SHORT_LIVES = 3, 5
+MAX_FAILED_STARTS, MAX_SHORT_LIVES = 3, 6
 
 
 class ExecutorSeat:

@@ -52,6 +52,8 @@ class ResponsesStreamingProcessor:
         self.items: list[OutputItem] = []
         self.started = False
         self._sequence = 0
+        #: events without a delta
+        self._others = 0
         #: The item that grows; the last of ``items``.
         self._open: OutputItem | None = None
         #: An event with a delta of it: all before the delta, and all between the delta and the sequence number.
@@ -98,8 +100,9 @@ class ResponsesStreamingProcessor:
 
     def resumed(self) -> None:
         """What was folded so far had been sent by another worker, in more and smaller deltas perhaps: go on with a
-        number that it cannot have used. Every delta has a character at least."""
-        self._sequence += sum(len(item.text) for item in self.items)
+        number that it cannot have used. Every delta has a character at least, so no worker, however it came to take
+        over, has got beyond this one."""
+        self._sequence = self._others + sum(len(item.text) for item in self.items)
 
     # -------------------------------------------------------------------------------- items
 
@@ -178,6 +181,7 @@ class ResponsesStreamingProcessor:
     def _write(self, type: str, **fields: Any) -> bytes:
         if self.mute:
             return b""
+        self._others += 1
         number, self._sequence = self._sequence, self._sequence + 1
         data = orjson.dumps({"type": type, **fields, "sequence_number": number})
         return b"event: " + type.encode() + b"\ndata: " + data + b"\n\n"

@@ -18,13 +18,12 @@ from .outcome import Outcome
 
 #: Of what a server says about an error.
 _MAX_REASON = 300
-_OUTPUT = ("content", "reasoning_content", "reasoning")
 
 
 class Answer:
     """A whole answer. ``done`` is resolved with None when it has come; ``error`` says why it has not.
 
-    complete: all of it has come, so that the connection may be used again if ``keep_alive``.
+    begun: some of it has come. complete: all of it. keep_alive: its connection may be used again.
     """
 
     def __init__(self, done: asyncio.Future[None]) -> None:
@@ -32,7 +31,7 @@ class Answer:
         self.error = ""
         self.status = 0
         self.complete = False
-        self.begun = False
+        self.begun = self.keep_alive = False
         self._parts: list[bytes] = []
         self._body: list[bytes] = []
         self._reason = b""
@@ -69,11 +68,6 @@ class Answer:
             self.error = error
             self.done.set_result(None)
 
-    @property
-    def keep_alive(self) -> bool:
-        """Whether its connection may be used again."""
-        return self.complete and not self.error and bool(self._parser.should_keep_alive())
-
     # -------------------------------------------------------------------------------- for httptools
 
     def on_status(self, reason: bytes) -> None:
@@ -95,7 +89,8 @@ class Answer:
         if self.status < 200:  # "100 Continue" and its like go before the answer
             self._reason, self._type, self._sized, self.status = b"", b"", False, 0
         else:
-            self.complete = True
+            # Asked here, because the parser forgets with the message's end.
+            self.complete, self.keep_alive = True, bool(self._parser.should_keep_alive())
 
     # -------------------------------------------------------------------------------- what becomes of the body
 
@@ -127,11 +122,11 @@ class StreamAnswer(Answer):
         super().__init__(done)
         self._outcome, self._clock = outcome, clock
         self._events = EventReader()
-        self._ended = False
+        self._streams = self._ended = False
 
-    @property
-    def _streams(self) -> bool:
-        return self.status == 200 and self._type.startswith(b"text/event-stream")
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._streams = self.status == 200 and self._type.startswith(b"text/event-stream")
 
     def take(self, body: bytes) -> None:
         if self._streams:
@@ -166,16 +161,13 @@ class StreamAnswer(Answer):
         if choices := event.get("choices"):
             outcome.end = now
             choice = choices[0]
-            text = choice.get("text")
-            if text is None:
-                delta = choice.get("delta") or {}
-                text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
-                if text or delta.get("tool_calls"):
-                    outcome.chunks.append(now)
-            elif text:
-                outcome.chunks.append(now)
+            delta = choice.get("delta")
+            text = choice.get("text") if delta is None else delta.get("content") or _thought(delta)
             if text:
+                outcome.chunks.append(now)
                 outcome.pieces.append(text)
+            elif delta and delta.get("tool_calls"):
+                outcome.chunks.append(now)
             if choice.get("finish_reason"):
                 self._ended = True
         elif "error" in event:
@@ -183,6 +175,10 @@ class StreamAnswer(Answer):
         if usage := event.get("usage"):
             outcome.input_tokens = usage["prompt_tokens"]
             outcome.output_tokens = usage["completion_tokens"]
+
+
+def _thought(delta: dict[str, Any]) -> str | None:
+    return delta.get("reasoning_content") or delta.get("reasoning")
 
 
 def _message(body: bytes) -> str:

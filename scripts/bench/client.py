@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from .answer import Answer, StreamAnswer
@@ -63,7 +64,6 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
-        self.used = False
 
     @property
     def open(self) -> bool:
@@ -77,8 +77,8 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
 
     def release(self) -> None:
-        """Its answer has come: it is for none."""
-        self._answer, self.used = None, True
+        """Its answer has come."""
+        self._answer = None
 
     def abort(self) -> None:
         """Hang up."""
@@ -89,8 +89,7 @@ class Connection(asyncio.Protocol):
     # -------------------------------------------------------------------------------- for asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
         if self._answer is not None:
@@ -123,8 +122,12 @@ class Client:
         loop = asyncio.get_running_loop()
         outcome = Outcome(self.clock(), queued)
         request = self.target.request("POST", path, body)
-        answer = await self._send(request, lambda: StreamAnswer(loop.create_future(), outcome, self.clock))
-        outcome.error, outcome.finished = answer.error, True
+
+        def make() -> Answer:
+            return StreamAnswer(loop.create_future(), outcome, self.clock)
+
+        outcome.error = await self._within(self._send(request, make))
+        outcome.finished = True
         if outcome.error or not outcome.end:
             outcome.end = self.clock()
         return outcome
@@ -132,10 +135,15 @@ class Client:
     async def document(self, path: str) -> bytes:
         """Get a document. Raises OSError with the reason when that fails."""
         loop = asyncio.get_running_loop()
-        answer = await self._send(self.target.request("GET", path), lambda: Answer(loop.create_future()))
-        if answer.error:
-            raise OSError(f"GET {path}: {answer.error}")
-        return answer.body
+        answers: list[Answer] = []
+
+        def make() -> Answer:
+            answers.append(Answer(loop.create_future()))
+            return answers[-1]
+
+        if error := await self._within(self._send(self.target.request("GET", path), make)):
+            raise OSError(f"GET {path}: {error}")
+        return answers[-1].body
 
     def close(self) -> None:
         """Hang up on all that is idle."""
@@ -144,15 +152,49 @@ class Client:
 
     # -------------------------------------------------------------------------------- one request
 
+    async def _within(self, sending: Coroutine[Any, Any, Answer]) -> str:
+        """The answer's error, or that it took too long; empty when it has come."""
+        if not self._timeout:
+            return (await sending).error
+        try:
+            return (await asyncio.wait_for(sending, self._timeout)).error
+        except asyncio.TimeoutError:
+            return f"no whole answer within {self._timeout:g} s"
+
     async def _send(self, request: bytes, make: Callable[[], Answer]) -> Answer:
         answer = make()
-        timer = self._start_timer(lambda: answer.fail(f"no whole answer within {self._timeout:g} s"))
+        if (kept := self._kept()) is not None:
+            await self._attempt(kept, request, answer)
+            if answer.begun or not answer.error:
+                return answer
+            answer = make()
         try:
-            kept = await self._attempt(request, answer)
-            if kept and answer.error and not answer.begun and self._timed_out(timer) is False:
-                answer = make()
-                await self._attempt(request, answer)
-            return answer
-        finally:
-            if timer is not None:
-                timer.cancel()
+            fresh = await self._connect()
+        except OSError as error:
+            answer.fail(f"cannot connect: {error}")
+        else:
+            await self._attempt(fresh, request, answer)
+        return answer
+
+    async def _attempt(self, connection: Connection, request: bytes, answer: Answer) -> None:
+        try:
+            connection.send(request, answer)
+            await answer.done
+        finally:  # also when it is cancelled: the server shall notice
+            if answer.keep_alive:
+                connection.release()
+                self._idle.append(connection)
+            else:
+                connection.abort()
+
+    def _kept(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open:
+                return connection
+        return None
+
+    async def _connect(self) -> Connection:
+        loop, target = asyncio.get_running_loop(), self.target
+        _, connection = await loop.create_connection(Connection, target.host, target.port, ssl=target.tls)
+        return connection

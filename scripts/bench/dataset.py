@@ -3,7 +3,8 @@
 A random prompt of N tokens is made of tokens that begin a word (`` river``), because the text of such tokens, put
 together, is cut into the same tokens again by any tokenizer that cuts at spaces. Where a vocabulary has none, and
 against what still merges, the text is encoded, shortened or lengthened until it has its length. Without a tokenizer it
-is N common English words, of which nearly every vocabulary makes a token each; what the server says it read is reported.
+is N common English words, of which nearly every vocabulary makes a token each; what is reported is what the server says
+it read.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ import numpy as np
 
 from .options import Options
 
-#: Each a token of its own, with the space before it, in the usual vocabularies.
-WORDS = (
+_COMMON = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
     "area money story fact month lot right study book eye job word business issue side kind head house service friend "
     "father power hour game line end member law car city name president team minute idea body information back parent "
     "face others level office door health person art war history party result change morning reason research girl guy "
     "moment air teacher force education river light"
-).split()
+)
+#: Each a token of its own, with the space before it, in the usual vocabularies.
+WORDS = tuple(_COMMON.split())
 #: Answer of a custom prompt that says nothing about its length, in tokens.
 CUSTOM_OUTPUT_LEN = 256
 #: Ids looked at for word-like tokens, and how many of these are enough.
@@ -39,7 +41,9 @@ class DatasetError(ValueError):
 
 
 class Tokenizer(Protocol):
-    """What we ask of a tokenizer."""
+    """What we ask of a tokenizer. special: ids that are no text."""
+
+    special: set[int]
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -167,8 +171,7 @@ def _tokens(rng: np.random.Generator, tokenizer: Tokenizer) -> Callable[[int, st
 def _pool(rng: np.random.Generator, tokenizer: Tokenizer) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Ids to make prompts of: tokens that begin a word, or, where there are few, all but the special ones."""
     size = tokenizer.get_vocab_size()
-    special = getattr(tokenizer, "special", set())
-    ids = [id for id in rng.permutation(size)[:_CANDIDATES].tolist() if id not in special]
+    ids = [id for id in rng.permutation(size)[:_CANDIDATES].tolist() if id not in tokenizer.special]
     pool: list[int] = []
     for id in ids:
         text = tokenizer.decode([id])

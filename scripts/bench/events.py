@@ -1,8 +1,7 @@
 """Server-sent events out of a body that comes in pieces, cut anywhere.
 
 Lines end with LF, CRLF or CR, an event with an empty line. What is wanted of an event is its data; comments and other
-fields are passed over. Nearly every piece is one or more whole events of a single ``data:`` line, which a split and a
-slice read.
+fields are passed over. Nearly every piece is one whole event of a single ``data:`` line, which two slices read.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ class EventReader:
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of each event that this piece ends."""
+        if not self._rest and piece.startswith(b"data: ") and piece.find(b"\n") == len(piece) - 2 and piece[-1] == 10:
+            return [piece[6:-2]]
         body = self._rest + piece if self._rest else piece
         tail = b""
         if b"\r" in body:

@@ -11,8 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+Value = TypeVar("Value")
 
 #: Backend -> where its requests go.
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
@@ -156,8 +158,8 @@ def _dataset(add: Callable[..., object]) -> None:
     add("--random-range-ratio", type=_ratio, default=0.0, help="R: lengths are drawn from length*(1-R) to "
         "length*(1+R); 0 <= R < 1 (%(default)s)")  # fmt: skip
     add("--random-prefix-len", type=_natural, default=0, help="tokens that all prompts begin with (%(default)s)")
-    add("--custom-output-len", type=_custom_length, help="tokens of an answer at most, for all; -1: as the file says (the file's "
-        "output_tokens, else 256)")  # fmt: skip
+    add("--custom-output-len", type=_custom_length, help="tokens of an answer at most, for all; -1: as the file says "
+        "(the file's output_tokens, else 256)")  # fmt: skip
     add("--seed", type=_natural, default=0, help="decides prompts, lengths and arrivals (%(default)s)")
 
 
@@ -223,7 +225,7 @@ def _seconds(text: str) -> float:
     return _checked(float(text), lambda value: 0 <= value < math.inf, "a number of seconds")
 
 
-def _checked(value: Any, holds: Callable[[Any], bool], what: str) -> Any:
+def _checked(value: Value, holds: Callable[[Value], bool], what: str) -> Value:
     if not holds(value):
         raise argparse.ArgumentTypeError(f"{value} is not {what}")
     return value
@@ -257,7 +259,7 @@ def _object(text: str) -> dict[str, Any]:
         value = json.loads(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
-    return _checked(value, lambda value: isinstance(value, dict), "a JSON object")  # type: ignore[no-any-return]
+    return _checked(value, lambda value: isinstance(value, dict), "a JSON object")
 
 
 def _objective(text: str) -> tuple[str, float]:

@@ -1,7 +1,8 @@
 """What one request came to, and the latencies that follow from when its chunks came.
 
-A *chunk* is an event that carries output: text, reasoning, or a piece of a tool call. An event that only opens a message
-or ends it is none: a server that says "assistant" before it has a token would else have a time to first token of zero.
+A *chunk* is an event that carries output: text, reasoning, or a piece of a tool call. An event that only opens a
+message or ends it is none: a server that says "assistant" before it has a token would else have a time to first token
+of nothing.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from executor.engines.base import StepRow
 from executor.engines.replay_engine import ReplayEngine
 from executor.history import OutputHistory
 from executor.messages import FrontendLost, Histories, Open, Resubmit, StepRecords, WorkerLost
+from executor.proxy import MAX_EXECUTORS
 from executor.recovery import Recovery
 from executor.request import GenerationRequest, SamplingParams
 from tests.executor.test_proxy import HELLO, KINDS, merged
@@ -195,7 +196,7 @@ def test_a_request_that_came_in_the_meantime_is_served() -> None:
 def test_a_request_under_which_executors_die_one_after_the_other_fails() -> None:
     system = System(endless(), workers=1)
     client = system.open(request_of(0, spec_of(CHAT, stream=False)))
-    for _ in range(2):
+    for _ in range(MAX_EXECUTORS - 1):
         system.turn()
         system.kill_executor()
         assert not client.ended

@@ -163,12 +163,12 @@ def test_a_stop_that_is_cancelled_kills() -> None:
     async def main() -> None:
         watched = Watched({"hang": True})
         await watched.seat.start()
-        process = psutil.Process(watched.pid)
-        stopping = asyncio.create_task(watched.seat.stop(100.0))
+        stopping = asyncio.create_task(watched.seat.stop(1000.0))
         await asyncio.sleep(0)
         stopping.cancel()
         await asyncio.wait({stopping})
-        await asyncio.to_thread(process.wait, 10)
+        await watched.seat.stop(1000.0)
+        assert watched.seat.last_end == "child-1 ended: signal 9 (SIGKILL)"
 
     run(main)
 

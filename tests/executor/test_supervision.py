@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from executor.supervision import (
     IMPOSSIBLE,
     MAX_PAUSE,
+    MAX_PAUSE_AFTER_LIFE,
     MISSES,
     SETTLED,
     TABLE,
@@ -180,8 +181,8 @@ def live(seat: Supervised, seconds: float) -> float:
 
 def test_pauses_grow_with_lives_that_came_to_nothing() -> None:
     seat = working()
-    assert [live(seat, 0.1) for _ in range(9)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, MAX_PAUSE]
-    assert live(seat, SETTLED - 0.1) == MAX_PAUSE
+    assert [live(seat, 0.1) for _ in range(9)] == [0.05, 0.1, 0.2, 0.4, *[MAX_PAUSE_AFTER_LIFE] * 5]
+    assert live(seat, SETTLED - 0.1) == MAX_PAUSE_AFTER_LIFE
     assert live(seat, SETTLED) == 0.0 == live(seat, 1000.0)
     assert live(seat, 0.1) == 0.05
     assert seat.restarts == 13
@@ -191,14 +192,14 @@ def test_pauses_grow_with_failed_starts_and_go_on_growing_after_them() -> None:
     seat = working()
     seat.handle(Event.EXITED, SETTLED)
     pauses = [seat.pause]
-    for _ in range(4):
+    for _ in range(10):
         seat.handle(Event.PAUSE_OVER, 20.0)
-        assert seat.handle(Event.FAILED, 20.0) == (Action.PAUSE,)
+        assert seat.handle(Event.FAILED, 20.0, others_alive=True) == (Action.PAUSE,)
         pauses.append(seat.pause)
-    assert pauses == [0.0, 0.05, 0.1, 0.2, 0.4]
+    assert pauses == [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, MAX_PAUSE, MAX_PAUSE]
     seat.handle(Event.PAUSE_OVER, 0.0)
     seat.handle(Event.READY, 0.0)
-    assert live(seat, 1.0) == 0.8
+    assert live(seat, 1.0) == MAX_PAUSE_AFTER_LIFE
 
 
 def test_failed_starts_in_a_row_are_too_often_when_nobody_else_works() -> None:

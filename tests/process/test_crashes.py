@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.process.client import Exchange, Response, begin, fetch, rest_of
@@ -145,6 +146,7 @@ def test_health_while_the_only_worker_is_gone(replay_server: Callable[[int], Ser
 
 def next_executor(server: Server, before: int) -> int:
     """Until there is another executor, and requests are admitted."""
+    until(lambda: not psutil.pid_exists(before), "the old executor's end", 10)
     until(lambda: server.health()["status"] == "ok", lambda: f"an executor\n{server.log}", 20)
     executor = server.executor()
     assert executor != before

@@ -13,8 +13,11 @@ import jsonschema_rs
 import pytest
 from openapi_spec_validator import validate
 
+from serve.access import Access
 from serve.admission import Minted, admit_chat, admit_completion, check_model
+from serve.app import App
 from serve.body import Body, parse
+from serve.config import Config
 from serve.errors import ApiError, BadRequestError
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from serve.openapi import OPERATIONS, openapi_document
@@ -22,7 +25,7 @@ from serve.playground import ParseReasoningRequest, ParseToolCallsRequest
 from serve.responses_admission import admit_response
 from serve.responses_messages import chat_request
 from serve.responses_protocol import ResponsesRequest
-from tests.serve.test_app import FACTS, Served, run
+from tests.serve.test_app import FACTS, Client, Served, run
 
 MODEL_FACTS = replace(FACTS, tool_parser="hermes", reasoning_parser="qwen3")
 MINTED = Minted(rid=1, response_id="r", created=0, seed=0)
@@ -47,11 +50,20 @@ def test_every_schema_is_one() -> None:
         jsonschema_rs.meta.validate(schema)
 
 
-def test_the_server_gives_the_document_it_was_asked_for() -> None:
-    client = run(Served(MODEL_FACTS).call("/openapi.json", method="GET"))
+@pytest.mark.parametrize("keys", [(), ("key",)])
+def test_the_server_gives_its_own_document(keys: tuple[str, ...]) -> None:
+    async def main() -> Client:
+        served = Served(MODEL_FACTS)
+        access = Access(Config(api_key=keys))
+        served.app = App(served.proxy, served.prompts, MODEL_FACTS, served.state, None, access=access)
+        if keys:
+            assert (await served.call("/openapi.json", method="GET")).status == 401
+        return await served.call("/openapi.json", method="GET", authorization="Bearer key")
+
+    client = run(main())
     assert client.status == 200 and client.headers[b"content-type"] == b"application/json"
     answer = client.json()
-    assert answer == json.loads(json.dumps(document())) | {"info": answer["info"]}
+    assert answer == json.loads(json.dumps(document(bool(keys)))) | {"info": answer["info"]}
     assert answer["info"]["title"] == "Tailrace" and answer["info"]["version"]
 
 

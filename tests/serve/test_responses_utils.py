@@ -345,3 +345,21 @@ def test_a_worker_that_takes_over_goes_on_with_numbers_that_were_not_used() -> N
     rest = [json.loads(block.split("data: ")[1]) for block in second.end("stop", {}).decode().split("\n\n") if block]
     assert rest[0]["sequence_number"] > numbers[-1]
     assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "abcdef"
+
+
+def test_nor_does_a_third_worker_use_a_number_again() -> None:
+    """However its history is cut into deltas: the second one had read it character by character."""
+    second, third = (ResponsesStreamingProcessor({"id": "resp_1"}) for _ in range(2))
+    second.start()
+    second.add([ContentDelta(char) for char in "abcdef"])
+    second.resumed()
+    used = number(second.content("g"))
+    third.start()
+    third.add([ContentDelta("abcdefg")])
+    third.resumed()
+    assert number(third.content("h")) > used
+
+
+def number(block: bytes) -> int:
+    """The sequence number of one event."""
+    return int(json.loads(block.split(b"data: ")[1])["sequence_number"])

@@ -16,7 +16,7 @@
     disturber.py   signals to the processes, as planned
     processes.py   the server's processes and files, seen from outside
     leaks.py       what a run has left behind
-    run.py         all of it in order
+    round.py       one server, from its start to its end
     report.py      the result, for a person and for a program
 
 ``scripts/chaos.py`` is the command.
