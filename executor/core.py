@@ -36,10 +36,17 @@ class ExecutorCore:
     """Joins an engine and a dispatcher. ``receive`` takes a message, ``step`` moves what the engine has made.
 
     incarnation: how many executors this server has had before. frontends: how many front ends will say what they have.
+    clock: seconds; what the engine takes of them is counted (``engine_seconds``).
     """
 
     def __init__(
-        self, engine: Engine, waiting: WaitingRequests | None = None, *, incarnation: int = 0, frontends: int = 0
+        self,
+        engine: Engine,
+        waiting: WaitingRequests | None = None,
+        *,
+        incarnation: int = 0,
+        frontends: int = 0,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.dispatcher = Dispatcher(incarnation=incarnation)
         self.waiting = waiting if waiting is not None else WaitingRequests()
@@ -49,7 +56,9 @@ class ExecutorCore:
         self.adopted = self.restarted = 0
         #: (front end, answer), until somebody sends them
         self.answers: list[tuple[int, Rejected]] = []
+        self.engine_seconds = 0.0
         self._engine = engine
+        self._clock = clock
         self._recovery = Recovery(frontends)
         #: aborts of requests that are not taken over yet
         self._aborted: set[int] = set()
@@ -86,7 +95,9 @@ class ExecutorCore:
         """Collect what the engine made and return what goes to each worker that is not busy. stamp: the time,
         nanoseconds."""
         self._now = stamp
+        begin = self._clock()
         rows = self._engine.collect()
+        self.engine_seconds += self._clock() - begin
         if rows:
             self.steps += 1
             self.tokens += sum(len(row.token_ids) for row in rows)

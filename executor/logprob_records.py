@@ -18,6 +18,8 @@ from itertools import accumulate
 from executor.engines.base import TokenLogprob
 
 _VALUE, _ALTERNATIVE = 8, 12
+#: Alternatives of one record (column ``lp_k`` is u2).
+MAX_ALTERNATIVES = 0xFFFF
 
 
 class _Layouts(dict[int, struct.Struct]):
@@ -31,6 +33,11 @@ class _Layouts(dict[int, struct.Struct]):
 
 
 _LAYOUTS = _Layouts()
+
+
+def record_layout(count: int) -> struct.Struct:
+    """How a record of so many alternatives is laid out: values, then ids."""
+    return _LAYOUTS[count]
 
 
 def pack_entry(entry: TokenLogprob) -> bytes:
@@ -68,7 +75,8 @@ def cut_records(blob: bytes, counts: Sequence[int]) -> list[bytes]:
 def cut_equal_records(blob: bytes, number: int) -> list[bytes]:
     """The records of a column, where all have equally many alternatives. ValueError if they cannot."""
     size = len(blob) // number if number else _VALUE
-    if size * number != len(blob) or size < _VALUE or (size - _VALUE) % _ALTERNATIVE:
+    count, rest = divmod(size - _VALUE, _ALTERNATIVE)
+    if size * number != len(blob) or rest or not 0 <= count <= MAX_ALTERNATIVES:
         raise ValueError(f"{len(blob)} bytes are not {number} records")
     return [record for (record,) in struct.iter_unpack(f"{size}s", blob)]
 

@@ -153,8 +153,8 @@ class StepRecords:
     """One engine step, or several merged, for one worker: columns, sparse finishes, and logprobs where asked for.
 
     rids, indexes, counts: one value a row. tokens: the rows' ids one after another, ``sum(counts)`` of them.
-    finishes: row number -> Finish. logprobs: row number -> one TokenLogprob per id of that row; where they came over the
-    wire, they are records until somebody reads them.
+    finishes: row number -> Finish. logprobs: row number -> one TokenLogprob per id of that row; where they came over
+    the wire, they are records until somebody reads them.
     stamp: CLOCK_MONOTONIC nanoseconds at which the executor shipped the step.
     incarnation: the how-manieth executor of this server sent it, from 0. A worker that has heard of a newer one drops
     what an older one left behind: its tokens come again.

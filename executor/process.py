@@ -45,6 +45,8 @@ class ExecutorProcess:
         #: a frame that its worker's full queue has refused; nothing newer may overtake it
         self._waiting: dict[int, bytes] = {}
         self._next_status = 0.0
+        #: what this thread had used when it began: the model's loading
+        self._cpu_before = time.thread_time()
 
     def run(self, child: Child) -> None:
         """The loop: wait, take messages, step, send."""
@@ -133,7 +135,12 @@ class ExecutorProcess:
         if now < self._next_status:
             return
         self._next_status = now + STATUS_INTERVAL
-        own = {"refused_frames": self._frames.refused, "full_workers": len(self._waiting)}
+        own = {
+            "refused_frames": self._frames.refused,
+            "full_workers": len(self._waiting),
+            # CPU time of this thread that was not the engine's: what it costs to ship tokens.
+            "shipping_seconds": time.thread_time() - self._cpu_before - self._core.engine_seconds,
+        }
         frame = encode(Status(self._core.stats() | own))
         for socket in self._frontends:
             try_send(socket, frame)  # a front end that does not read misses a report, no more
@@ -144,7 +151,9 @@ def main(child: Child) -> None:
     config = child.config
     engine = engine_factory(config["engine"])(**config["engine_args"])
     waiting = WaitingRequests(config["max_queued_tokens"], config["queue_timeout"])
-    core = ExecutorCore(engine, waiting, incarnation=config["incarnation"], frontends=len(config["frontends"]))
+    core = ExecutorCore(
+        engine, waiting, incarnation=config["incarnation"], frontends=len(config["frontends"]), clock=time.thread_time
+    )
     try:
         info = core.start(child.wake)
         process = ExecutorProcess(core, config)

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from executor.engines.base import TokenLogprob
+from executor.logprob_records import unpack_entry
 from executor.messages import Finish
 from executor.result import CompletionOutput, Logprob
+from postproc_workers.logprobs import StepLogprobs
 from postproc_workers.spec import StreamSpec
 from postproc_workers.stop_gate import GatedMatcher, gated, read_gate
 from postproc_workers.stop_strings import StopMatcher, StopStrings
@@ -37,17 +39,19 @@ class News(NamedTuple):
 class Stage:
     """What one output keeps between rows, apart from its ids: incomplete characters, a stop's prefix, a held chunk.
 
-    plain: rows of one id may take the fast lane of ``PostprocWorker``: no stop strings, hook, log-probabilities, held
-        chunk, recording or resume.
+    plain: rows of one id may take a fast lane of ``PostprocWorker``: no hook, held chunk, recording or resume, and
+        nobody asks which text a token completed.
+    watched: it is the second lane then: there are stop strings, or log-probabilities are wanted.
+    matcher: looks for the stop strings; None where there are none.
+    records: of all tokens that have come, where log-probabilities are wanted; else None.
     silent, silent_end: tokens, and the end, that the client has already.
     finish: the engine's, where it ended the output; None while it is open, and where a stop string or a hook ended it.
     interval: tokens per chunk.
     """
 
     __slots__ = (
-        "index", "plain", "output", "detokenizer", "ended", "silent", "silent_end", "interval", "holds",
-        "raw_ids", "finish", "_matcher", "_spec", "_shown_stops", "_wants_logprobs", "_wants_pieces", "_held",
-        "_raw_logprobs", "_raw_finish",
+        "index", "plain", "watched", "output", "detokenizer", "matcher", "records", "ended", "silent", "silent_end",
+        "interval", "holds", "raw_ids", "finish", "_spec", "_shown_stops", "_wants_pieces", "_held", "_raw_finish",
     )  # fmt: skip
 
     def __init__(
@@ -69,17 +73,19 @@ class Stage:
         self.ended = self.holds = False
         self.silent, self.silent_end = 0, False
         self._spec = spec
-        self._matcher: StopMatcher | GatedMatcher | None = None
+        self.matcher: StopMatcher | GatedMatcher | None = None
         if stops is not None:
-            self._matcher = gated(stops.matcher(), read_gate(spec.stop_gate))
+            self.matcher = gated(stops.matcher(), read_gate(spec.stop_gate))
         self._shown_stops = frozenset(spec.stop_token_ids) if spec.include_stop else frozenset()
-        self._wants_logprobs, self._wants_pieces = spec.logprobs is not None, spec.token_pieces
+        self.records: list[bytes] | None = [] if spec.logprobs is not None else None
+        self._wants_pieces = spec.token_pieces
         self._held = News("", ())
         self.finish: Finish | None = None
         self.raw_ids: list[int] | None = [] if spec.recording is not None else None
-        self._raw_logprobs: list[TokenLogprob] = []
         self._raw_finish: Finish | None = None
-        self.plain = stops is None and not hooked and interval == 1 and spec.logprobs is None and not spec.recording
+        self.watched = self.matcher is not None or self.records is not None
+        asked = self.watched and spec.token_pieces
+        self.plain = not hooked and interval == 1 and not spec.recording and not asked
 
     def visible(self, tokens: Sequence[int], finish: Finish | None) -> Sequence[int]:
         """The ids whose text is shown: without the stop token that ended the output, unless the client wants to see
@@ -87,14 +93,13 @@ class Stage:
         hides = finish is not None and finish.stop_token and tokens and tokens[-1] not in self._shown_stops
         return tokens[:-1] if hides else tokens
 
-    def read(self, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None) -> News:
+    def read(self, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[bytes] | None) -> News:
         """The news of a row, cut behind a stop string that completes in it. Raises TokenError, and has read nothing
         then."""
         visible = self.visible(tokens, finish)
         # The text of a single id is its piece already, as long as nothing is held back.
         self.finish = finish
-        apart = self._matcher is not None or self._wants_logprobs or (self._wants_pieces and len(tokens) != 1)
-        if not apart:
+        if not self.watched and not (self._wants_pieces and len(tokens) != 1):
             text = self.detokenizer.decode(visible) if visible else ""
             if finish is not None:
                 text += self.detokenizer.flush()
@@ -108,9 +113,9 @@ class Stage:
         return self._match(pieces, tokens, finish, logprobs)
 
     def _match(
-        self, pieces: list[str], tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None
+        self, pieces: list[str], tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[bytes] | None
     ) -> News:
-        text, matcher, end = "".join(pieces), self._matcher, self._engine_end(finish, tokens)
+        text, matcher, end = "".join(pieces), self.matcher, self._engine_end(finish, tokens)
         if matcher is not None:
             text = matcher.feed(text)
             if matcher.matched is not None:
@@ -119,11 +124,20 @@ class Stage:
                 end = ("stop", matcher.matched)
             elif finish is not None:
                 text += matcher.flush()
-        entries: Sequence[Logprob] = ()
-        if self._wants_logprobs:
-            entries = _entries(tokens, logprobs, pieces)
-            self._raw_logprobs += logprobs or ()
+        entries = self.entries(tokens, logprobs, pieces)
         return News(text, tokens, entries, pieces[: len(tokens)] if self._wants_pieces else (), end)
+
+    def entries(
+        self, tokens: Sequence[int], records: Sequence[bytes] | None, pieces: Sequence[str]
+    ) -> Sequence[Logprob]:
+        """The log-probabilities of a row's tokens. records: of the whole row; it may go on behind a stop string. A
+        hidden stop token has no piece."""
+        if self.records is None or not records:
+            return ()
+        self.records += records
+        count = len(tokens)
+        texts = [*pieces[:count], *[""] * (count - len(pieces))]
+        return StepLogprobs(tokens, records[:count], texts)
 
     def _engine_end(self, finish: Finish | None, tokens: Sequence[int]) -> End | None:
         if finish is None or finish.reason == "error":
@@ -153,7 +167,7 @@ class Stage:
         return News(
             held.text + news.text,
             [*held.token_ids, *news.token_ids],
-            [*held.logprobs, *news.logprobs],
+            StepLogprobs.of(held.logprobs) + news.logprobs if held.logprobs else news.logprobs,
             pieces,
             news.end,
         )
@@ -164,7 +178,8 @@ class Stage:
         """All ids that have come, held ones too, and their entries where the request asks for them. An output that a
         stop string ended has those up to its last token: whoever reads them again ends at the same place."""
         ids = self.output.token_ids + array("i", self._held.token_ids)
-        return ids, self._raw_logprobs[: len(ids)] if self._wants_logprobs else None
+        records = self.records
+        return ids, None if records is None else [unpack_entry(record) for record in records[: len(ids)]]
 
     # -------------------------------------------------------------------------------- recording
 
@@ -182,10 +197,10 @@ class Stage:
         entry: dict[str, Any] = {"index": self.index, "token_ids": ids, "finish_reason": reason}
         if finish is not None and finish.stop_token and ids:
             entry["stop_token_id"] = ids[-1]
-        if self._raw_logprobs:
+        if self.records:
             entry["logprobs"] = [
                 {"logprob": _json_float(e.logprob), "top": [[i, _json_float(value)] for i, value in e.top]}
-                for e in self._raw_logprobs
+                for e in map(unpack_entry, self.records)
             ]
         return entry
 
@@ -204,11 +219,3 @@ def _cut(pieces: Sequence[str], end: int) -> int:
         if length >= end:
             return i + 1
     return len(pieces)
-
-
-def _entries(tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None, pieces: Sequence[str]) -> list[Logprob]:
-    """Logprobs of a row's tokens; a hidden stop token has no piece."""
-    if logprobs is None:
-        return []
-    texts = [*pieces, *[""] * (len(tokens) - len(pieces))]
-    return [Logprob(t, e.logprob, e.top, piece) for t, e, piece in zip(tokens, logprobs, texts)]

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from executor.engines.base import StepRow, TokenLogprob
+from executor.engines.base import StepRow
 from executor.history import history_rows
 from executor.messages import BODY, FAILED, OUTPUT_END, REQUEST_END, Finish, Open
 from executor.result import DetokenizedGenerationResultBase
 from postproc_workers.detokenizer import check_ids
 from postproc_workers.hook import Emit, HookError, HookFactory, PostProcessorHook, Replace, Suppress, Terminate
+from postproc_workers.logprobs import StepLogprobs
 from postproc_workers.post_processor import PostProcessor
 from postproc_workers.spec import StreamSpec
 from postproc_workers.stage import News, Stage
@@ -76,10 +77,9 @@ class Stream:
             stage.silent, stage.silent_end = count, ended
             stage.plain = stage.plain and not count and not ended
 
-    def step(
-        self, index: int, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None
-    ) -> bytes:
-        """The bytes that one row adds to the response, b"" for none. Raises whatever a stage raises: see ``fail``."""
+    def step(self, index: int, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[bytes] | None) -> bytes:
+        """The bytes that one row adds to the response, b"" for none. logprobs: records. Raises whatever a stage raises:
+        see ``fail``."""
         stage = self.stages[index]
         if stage.ended:
             self.late_tokens += len(tokens)
@@ -90,6 +90,24 @@ class Stream:
             return self._row(stage, tokens, finish, logprobs)
         except TokenError as error:
             return self._stop_at_bad_id(stage, tokens, logprobs, error)
+
+    def watched_step(self, stage: Stage, tokens: Sequence[int], text: str, logprobs: Sequence[bytes] | None) -> bytes:
+        """The second fast lane of ``PostprocWorker``: ``step`` for a row of one id that brings no end, and for an
+        output with stop strings or log-probabilities that is ``plain`` otherwise. text: what the id completed."""
+        output, matcher, piece = stage.output, stage.matcher, text
+        if matcher is not None:
+            text = matcher.feed(text)
+            if matcher.matched is not None:
+                entries = stage.entries(tokens, logprobs, (piece,))
+                return self._process(stage, News(text, tokens, entries, (), ("stop", matcher.matched)), None)
+        if stage.records is not None:
+            stage.records += logprobs or ()
+            output.logprobs_diff = StepLogprobs(tokens, logprobs, (piece,)) if logprobs else ()
+        output.token_ids.append(tokens[0])
+        output.token_ids_diff, output.text_diff = tokens, text
+        if output.parts is not None and text:
+            output.parts.append(text)
+        return self.process(self.record, self.args)
 
     def fail(self, message: str) -> bytes:
         """End the request with an error: the bytes that tell the client. The engine has to be told too."""
@@ -129,14 +147,14 @@ class Stream:
     # -------------------------------------------------------------------------------- the general path
 
     def _row(
-        self, stage: Stage, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None
+        self, stage: Stage, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[bytes] | None
     ) -> bytes:
         if stage.silent or stage.silent_end:
             return self._resume(stage, tokens, finish, logprobs)
         return self._advance(stage, tokens, finish, logprobs)
 
     def _stop_at_bad_id(
-        self, stage: Stage, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None, error: TokenError
+        self, stage: Stage, tokens: Sequence[int], logprobs: Sequence[bytes] | None, error: TokenError
     ) -> bytes:
         """Decoding refuses a row as a whole, so the ids before the bad one have not been read yet: their text still
         reaches the client, then the request fails, unless they end the output: what comes behind its end is late, good
@@ -154,7 +172,7 @@ class Stream:
         return payload + self.fail(str(error))
 
     def _advance(
-        self, stage: Stage, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None
+        self, stage: Stage, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[bytes] | None
     ) -> bytes:
         news = stage.read(tokens, finish, logprobs)
         failed = finish is not None and finish.reason == "error" and news.end is None
@@ -208,7 +226,7 @@ class Stream:
     # -------------------------------------------------------------------------------- resume
 
     def _resume(
-        self, stage: Stage, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[TokenLogprob] | None
+        self, stage: Stage, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[bytes] | None
     ) -> bytes:
         """Fold what the client has in silence; what lies behind it goes the usual way."""
         check_ids(stage.visible(tokens, finish), self._size)  # now: a row that is refused must not be folded in part

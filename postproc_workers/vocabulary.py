@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -40,6 +40,8 @@ from postproc_workers.detokenizer import (
 from postproc_workers.token_tables import Tokens, agrees, build_table, byte_level_bytes, check_sequences, fallback_byte
 
 __all__ = ["DecodeError", "TokenError", "Vocabulary"]
+
+_T = TypeVar("_T")
 
 _UNICODE = 0x110000
 #: Sets of kept special tokens whose tables are remembered.
@@ -77,13 +79,15 @@ class Vocabulary:
     kind: how text is made: ``byte_level``, ``pieces``, ``window`` or ``text``; for logs and tests.
     """
 
-    __slots__ = ("_clean_up", "_keeping", "_source", "kind", "size")
+    __slots__ = ("_clean_up", "_keeping", "_source", "_tables", "kind", "size")
 
     def __init__(self, source: _Source, size: int, *, clean_up: bool = False) -> None:
         self._source = source
         #: sources by what they keep; a server's parsers decide that, so there are one or two
         self._keeping: dict[frozenset[str], _Source] = {frozenset(): source}
         self._clean_up = clean_up
+        #: what others derive from the vocabulary, by what made it
+        self._tables: dict[object, Any] = {}
         self.size = size
         self.kind = source.kind
 
@@ -164,6 +168,13 @@ class Vocabulary:
                 self._keeping = {frozenset(): self._source}
             source = self._keeping[keep] = self._source.keeping(keep)
         return source
+
+    def table(self, make: Callable[[Vocabulary], _T]) -> _T:
+        """What ``make`` makes of this vocabulary, made once: a table that all its users share, and fill as they go."""
+        if make not in self._tables:
+            self._tables[make] = make(self)
+        table: _T = self._tables[make]
+        return table
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token's raw bytes, not always UTF-8; a special token's literal text; b"" without a token."""

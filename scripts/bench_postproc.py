@@ -219,11 +219,10 @@ def logprobs_floor(table: Sequence[bytes], steps: Sequence[bytes], requests: int
             fields = msgpack.unpackb(frame)
             rids = memoryview(fields["rid"]).cast("q").tolist()
             tokens = memoryview(fields["token"]).cast("i").tolist()
-            values = memoryview(fields["lp_value"]).cast("d").tolist()
-            others = iter(memoryview(fields["lp_alt"]).cast("d").tolist())
-            tops = iter(memoryview(fields["lp_id"]).cast("i").tolist())
+            records = struct.iter_unpack(f"<{TOP + 1}d{TOP}i", fields["lp"])
             events = []
-            for rid, token, numbers, top in zip(rids, tokens, zip(values, *[others] * TOP), zip(*[tops] * TOP)):
+            for rid, token, record in zip(rids, tokens, records):
+                numbers, top = record[: TOP + 1], record[TOP + 1 :]
                 data = pending[rid] + table[token]
                 text, used = utf_8_decode(data, "replace", False)
                 pending[rid] = data[used:]

@@ -43,6 +43,7 @@ _EXECUTOR = {
     "full_workers": ("full_workers", "Workers whose queue is full", False),
     "tokens": ("tokens", "Tokens generated", True),
     "steps": ("steps", "Engine steps collected", True),
+    "shipping_seconds": ("shipping_seconds", "CPU time of the loop, without the engine", True),
     "late_rows": ("late_rows", "Rows for outputs that had been ended", True),
     "resumed": ("resumed_requests", "Requests opened again after a worker was lost", True),
     "adopted": ("adopted_requests", "Requests taken over from an executor that died", True),

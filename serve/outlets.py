@@ -7,16 +7,17 @@ This file does:
 
 - An ``Outlet`` is one connection's transport. It lives as long as the connection, whatever the route, since bytes of a
   response may wait long after the application has returned.
-- ``Outlets`` is all of them. One timer for the whole server looks at each, once a second by default, instead of one
-  timer for each: 4,096 open streams cost 2.1 ms a second so, and nothing at all per token.
+- ``Outlets`` is all of them. One timer for the whole server looks at each, once a second by default: 4,096 connections
+  with an open stream take 2 ms then, and no chunk pays for a timer (``wait_for`` would cost it 8 µs, a timer that is
+  armed anew 1 µs).
 - A client is disconnected with a reset. An orderly end would wait for it to take what it has not taken so far, in our
   memory and then in the kernel's.
 - What the kernel takes for a client is bounded by options of the listening socket, and so is the time for which a
   client may leave that alone. So nothing is kept for a client that has vanished without a word either.
 
 **Progress** is a transport buffer that holds less than it did and than was written since: it shrinks only if the client
-(or the kernel, for it) takes something. It is looked at once a tick and before every write of a stream, and uvicorn's
-wake-up of a blocked writer counts as progress as well, for what is no stream.
+(or the kernel, for it) takes something. It is looked at once a tick, and by a stream that gets more while bytes wait;
+uvicorn's wake-up of a blocked writer counts as progress as well, for what is no stream.
 
 **Time** is that in which the loop was alive: after a standstill of this process, say by SIGSTOP, the first turn of the
 loop must not find that all its clients have been idle meanwhile.

@@ -18,7 +18,7 @@ from postproc_workers.post_processor import PostProcessor
 from serve.chunks import DONE, ESCAPED, NULL, ChunkFormat, usage_json
 from serve.errors import EngineError, stream_error
 from serve.events import ChoiceParser, ContentDelta, Event, Folded, ToolCallDelta, choice_events
-from serve.logprobs_format import CompletionLogprobs, chat_entries
+from serve.logprobs_format import ChatLogprobs, CompletionLogprobs, chat_logprobs
 from serve.parsers import chat_parser, finish_reason_of
 
 #: Where reasoning text stands; the second is what some clients look for, and is sent beside the first when asked for.
@@ -73,14 +73,15 @@ class ResponseArgs:
 class ChatChoice:
     """One choice of a chat response between two steps.
 
-    steady: it has started, and its events carry neither log-probabilities nor usage: between constants, only text
-    changes.
-    plain: steady and without a parser, so that a step is one content delta.
+    steady: it has started, and its events carry no usage: between constants, only text and log-probabilities change.
+    plain: steady, and without log-probabilities and parser, so that a step is one content delta.
+    told, told_tail: what stands around the log-probabilities of an event, instead of ``tail``.
+    logprobs: items of the unary body.
     """
 
     __slots__ = (
-        "plain", "steady", "started", "head", "tail", "content_head", "content_tail", "reasoning_keys", "parser",
-        "folded", "logprobs",
+        "plain", "steady", "started", "head", "tail", "content_head", "content_tail", "told", "told_tail",
+        "reasoning_keys", "parser", "folded", "logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -90,10 +91,11 @@ class ChatChoice:
         self.head, self.tail = format.head(index), format.tail()
         self.content_head = self.head + b'{"content":'
         self.content_tail = b"}" + self.tail
+        self.told, self.told_tail = format.tail(chat_logprobs(b"\0")).split(b"\0")
         self.reasoning_keys = [b'"' + key.encode() + b'":' for key in reasoning_keys]
         self.parser = parser
         self.folded = Folded()
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[bytes] = []
 
     def delta(self, event: Event) -> bytes:
         """The value of ``delta`` for an event."""
@@ -104,9 +106,16 @@ class ChatChoice:
             return b'{"content":' + text + b"}"
         return b"{" + b",".join([key + text for key in self.reasoning_keys]) + b"}"
 
-    def steady_step(self, output: CompletionOutput) -> bytes:
-        """The bytes of a step of a steady choice that does not end it."""
-        return b"".join([self.head + self.delta(event) + self.tail for event in choice_events(output, self.parser)])
+    def steady_step(self, output: CompletionOutput, items: bytes) -> bytes:
+        """The bytes of a step of a steady choice that does not end it. items: its log-probabilities."""
+        if items and self.parser is None and (text := output.text_diff):  # the usual event with log-probabilities
+            return b"".join((self.content_head, ESCAPED[text], b"}", self.told, items, self.told_tail))
+        deltas = [self.delta(event) for event in choice_events(output, self.parser)]
+        if not items:
+            return b"".join([self.head + delta + self.tail for delta in deltas])
+        last = deltas.pop() if deltas else b"{}"  # held back or swallowed text has log-probabilities all the same
+        before = [self.head + delta + self.tail for delta in deltas]
+        return b"".join([*before, self.head, last, self.told, items, self.told_tail])
 
 
 def _call_json(event: ToolCallDelta) -> bytes:
@@ -131,6 +140,7 @@ class ChatPostprocArgs(ResponseArgs):
         self.role = str(args.get("role", "assistant"))
         self.logprobs = bool(args["logprobs"])
         self.top_logprobs = int(args["top_logprobs"])
+        self._writer: ChatLogprobs | None = None
         self.tool_choice = args.get("tool_choice")
         self.reasoning_keys = REASONING_KEYS if args.get("reasoning_alias") else REASONING_KEYS[:1]
         self.counts_reasoning = args.get("reasoning_parser") is not None
@@ -145,12 +155,14 @@ class ChatPostprocArgs(ResponseArgs):
             return None
         return sum(choice.parser.reasoning_tokens for choice in self.by_choice if choice.parser is not None)
 
-    def entries(self, record: Record) -> list[dict[str, Any]]:
+    def items(self, record: Record) -> bytes:
         """The last step's log-probabilities, as the endpoint writes them."""
-        diff, vocabulary = record.updated.logprobs_diff, record.vocabulary
-        if not self.logprobs or not diff or vocabulary is None:
-            return []
-        return chat_entries(diff, vocabulary, self.top_logprobs)
+        diff = record.updated.logprobs_diff
+        if self._writer is None:
+            if not self.logprobs or not diff or record.vocabulary is None:
+                return b""
+            self._writer = ChatLogprobs(record.vocabulary, self.top_logprobs)
+        return self._writer.items(diff)
 
 
 def chat_stream_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
@@ -162,7 +174,7 @@ def chat_stream_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
             text = output.text_diff
             return choice.content_head + ESCAPED[text] + choice.content_tail if text else b""
         if choice.steady:
-            return choice.steady_step(output)
+            return choice.steady_step(output, args.items(record) if args.logprobs else b"")
     return _chat_step(record, args, output, choice)
 
 
@@ -171,27 +183,23 @@ def _chat_step(record: Record, args: ChatPostprocArgs, output: CompletionOutput,
     deltas = [] if choice.started else [_start_chat(args, choice)]
     deltas += [choice.delta(event) for event in choice_events(output, choice.parser)]
     finish = finish_reason_of(output.finish_reason, choice.parser, args.tool_choice)
-    entries = args.entries(record)
+    items = args.items(record)
     if finish is not None:
         deltas.append(b"{}")
-    elif entries and not deltas:
+    elif items and not deltas:
         deltas.append(b"{}")  # tokens whose text is held back or swallowed still have log-probabilities
     parts = [choice.head + delta + args.format.tail(usage=usage) for delta in deltas[:-1]]
     if deltas:
-        last = args.format.tail(_logprobs_json(entries), finish, output.stop_reason, usage)
+        last = args.format.tail(chat_logprobs(items) if items else NULL, finish, output.stop_reason, usage)
         parts.append(choice.head + deltas[-1] + last)
     return b"".join(parts) + _response_end(record, args)
 
 
 def _start_chat(args: ChatPostprocArgs, choice: ChatChoice) -> bytes:
     choice.started = args.started = True
-    choice.steady = not args.logprobs and not args.continuous_usage
-    choice.plain = choice.steady and choice.parser is None
+    choice.steady = not args.continuous_usage
+    choice.plain = choice.steady and choice.parser is None and not args.logprobs
     return b'{"role":' + ESCAPED[args.role] + b',"content":""}'
-
-
-def _logprobs_json(entries: list[dict[str, Any]]) -> bytes:
-    return orjson.dumps({"content": entries, "refusal": None}) if entries else NULL
 
 
 def _response_end(record: Record, args: ResponseArgs) -> bytes:
@@ -210,7 +218,8 @@ def chat_unary_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
     choice = args.by_choice[output.index]
     for event in choice_events(output, choice.parser):
         choice.folded.add(event)
-    choice.logprobs += args.entries(record)
+    if items := args.items(record):
+        choice.logprobs.append(items)
     if not record.finished:
         return b""
     return args.document(record, [_chat_choice(args, each) for each in record.outputs])
@@ -228,7 +237,7 @@ def _chat_choice(args: ChatPostprocArgs, output: CompletionOutput) -> dict[str, 
     return {
         "index": output.index,
         "message": message,
-        "logprobs": {"content": choice.logprobs, "refusal": None} if choice.logprobs else None,
+        "logprobs": orjson.Fragment(chat_logprobs(b",".join(choice.logprobs))) if choice.logprobs else None,
         "finish_reason": finish_reason_of(output.finish_reason, choice.parser, args.tool_choice),
         "stop_reason": output.stop_reason,
     }

@@ -31,8 +31,8 @@ _COMMON = (
 WORDS = tuple(_COMMON.split())
 #: Answer of a custom prompt that says nothing about its length, in tokens.
 CUSTOM_OUTPUT_LEN = 256
-#: Ids looked at for word-like tokens, and how many of these are enough.
-_CANDIDATES, _ENOUGH = 20_000, 2_000
+#: Ids looked at for word-like tokens; how many of these are enough; and too few, since prompts would look alike.
+_CANDIDATES, _ENOUGH, _FEW = 20_000, 2_000, 50
 _ATTEMPTS = 8
 
 
@@ -169,18 +169,21 @@ def _tokens(rng: np.random.Generator, tokenizer: Tokenizer) -> Callable[[int, st
 
 
 def _pool(rng: np.random.Generator, tokenizer: Tokenizer) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Ids to make prompts of: tokens that begin a word, or, where there are few, all but the special ones."""
+    """Ids to make prompts of: tokens that begin a word; where there are few, those whose text is theirs alone; where
+    there are few of these too, all but the special ones."""
     size = tokenizer.get_vocab_size()
     ids = [id for id in rng.permutation(size)[:_CANDIDATES].tolist() if id not in tokenizer.special]
-    pool: list[int] = []
+    words: list[int] = []
+    alone: list[int] = []
     for id in ids:
         text = tokenizer.decode([id])
-        if text[:1] == " " and text[1:].isalpha() and tokenizer.encode(text) == [id]:
-            pool.append(id)
-        if len(pool) == _ENOUGH:
+        if tokenizer.encode(text) == [id]:
+            alone.append(id)
+            if text[:1] == " " and text[1:].isalpha():
+                words.append(id)
+        if len(words) == _ENOUGH:
             break
-    # Fewer give prompts that look alike.
-    return np.array(pool if len(pool) >= 100 else ids)
+    return np.array(next((pool for pool in (words, alone) if len(pool) >= _FEW), ids))
 
 
 # ------------------------------------------------------------------------------------------------ custom

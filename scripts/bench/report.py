@@ -50,7 +50,7 @@ def _lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for label, key, whole in _TOTALS:
         if key not in _OPTIONAL or figures.get(key) not in (None, 0, "inf"):
             yield _line(f"{label}:", f"{figures[key]}" if whole else f"{figures[key]:.2f}")
-    for name, heading in _HEADINGS.items():
+    for name, heading in _HEADINGS.items() if figures["completed"] else ():
         yield from _latencies(figures, name, heading)
     yield from _cpu(figures)
     yield from _failures(figures["error_reasons"])
