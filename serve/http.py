@@ -120,8 +120,12 @@ async def send_stream(
     await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS, *headers]})
     await send({"type": "http.response.body", "body": first, "more_body": True})
     first_sent()
-    while part := await stream.next():
-        await send({"type": "http.response.body", "body": part, "more_body": True})
+    stream.attach()
+    try:
+        while part := await stream.next():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    finally:
+        stream.detach()
     await send({"type": "http.response.body", "body": b""})
     return 499 if stream.abandoned else 200
 

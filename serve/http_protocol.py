@@ -115,10 +115,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._outlets.closed(self._outlet, exc)
         super().connection_lost(exc)
 
+    def pause_writing(self) -> None:
+        """The client takes less than it is sent."""
+        if self._outlet is not None:
+            self._outlet.paused()
+        super().pause_writing()
+
     def resume_writing(self) -> None:
         """The client has taken enough for a response to be written on."""
         if self._outlet is not None:
-            self._outlet.took()
+            self._outlet.resumed()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -224,7 +230,13 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.write(_response(error, self.server_state.default_headers))
             self._linger()
         else:
-            self.transport.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Nothing follows, also of an answer that has begun."""
+        if self._outlet is not None:
+            self._outlet.closing()
+        self.transport.close()
 
     def _answering(self) -> bool:
         return len(self._open) > 1 or self._open[0].response_started
@@ -232,6 +244,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _linger(self) -> None:
         """Nothing more is said; what still comes is dropped until the client closes or the time is up."""
         self._part = Part.CLOSING
+        if self._outlet is not None:
+            self._outlet.closing()
         self.pipeline.clear()
         self._forget_requests()
         self.flow.resume_reading()

@@ -25,6 +25,7 @@ FLOOR = -9999.0
 #: Ids whose JSON is remembered, by table: some 6 MB at most. What is generated most comes first.
 MAX_TEMPLATES = 1 << 15
 
+_INFINITY = math.inf
 _T = TypeVar("_T")
 
 
@@ -95,12 +96,12 @@ class ChatLogprobs:
             values, ids = numbers[: self._top + 1], numbers[self._top + 1 :]
         else:
             values, ids = read_record(record, self._top)
-        text = orjson.dumps(values)
-        # What JSON cannot hold has become null. The minimum does not see every NaN, and need not.
-        if b"n" in text or min(values) <= FLOOR:
-            text = orjson.dumps([finite(value) for value in values])
+        for value in values:  # a loop takes half as long as min()
+            if not FLOOR < value < _INFINITY:
+                values = tuple(map(finite, values))
+                break
         template = self._drawn[token_id] + b",".join(map(self._alternative, ids)) + b"]}"
-        return template % tuple(text[1:-1].split(b","))
+        return template % tuple(orjson.dumps(values)[1:-1].split(b","))
 
 
 def chat_logprobs(items: bytes) -> bytes:

@@ -68,52 +68,63 @@ class Transport(Protocol):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """The socket."""
 
+    def write(self, data: bytes) -> None:
+        """Send, or keep in the buffer."""
+
     def abort(self) -> None:
         """Close at once."""
 
 
 class Outlet:
-    """One connection. label: of its latest request, for the log."""
+    """One connection.
 
-    __slots__ = ("label", "_outlets", "_transport", "_seen", "_took", "_since", "_dropped", "_gone")
+    label: of its latest request, for the log. write: the transport's; to be called while ``clear``, and ``written`` is to
+    be kept by whoever writes: bytes of streams so far.
+    """
+
+    __slots__ = (
+        "label", "write", "written", "clear", "_outlets", "_transport", "_taken", "_took", "_since", "_dropped", "_gone",
+    )  # fmt: skip
 
     def __init__(self, outlets: Outlets, transport: Transport, now: float) -> None:
         self.label = b""
+        self.write, self.written, self.clear = transport.write, 0, True
         self._outlets, self._transport = outlets, transport
-        #: the buffer's size when it was last looked at and what has been written since; whether there was less in it
-        #: than that since the last tick
-        self._seen, self._took = 0, False
+        #: ``written`` without what is still in the buffer, as of the last tick; whether something else was taken since
+        self._taken, self._took = 0, False
         #: when the client last took something, or had nothing to take
         self._since = now
         self._dropped = self._gone = False
 
     def waiting(self) -> int:
         """Bytes in the transport's buffer."""
-        size = self._transport.get_write_buffer_size()
-        if size < self._seen:
-            self._took = True
-        self._seen = size
-        return size
+        return self._transport.get_write_buffer_size()
 
-    def wrote(self, size: int) -> None:
-        """So many bytes have been given to the transport."""
-        self._seen += size
+    def paused(self) -> None:
+        """The buffer is above its mark."""
+        self.clear = False
 
-    def took(self) -> None:
-        """The client has taken something, and a look at the buffer may not show it."""
-        self._took = True
+    def resumed(self) -> None:
+        """It is below it again: the client has taken something, and a look at the buffer may not show it."""
+        self._took, self.clear = True, not self._dropped and not self._gone
+
+    def closing(self) -> None:
+        """Nothing more may be written, though the connection is there."""
+        self.clear = False
 
     def idle(self, now: float) -> float:
         """Seconds for which the client has taken nothing of what waits for it; called once a tick."""
-        if not self.waiting() or self._took:
+        waiting = self.waiting()
+        taken = self.written - waiting
+        if not waiting or taken > self._taken or self._took:
             self._since = now
-        self._took = False
+        self._taken, self._took = taken, False
         return now - self._since
 
     def drop(self, limit: str) -> None:
         """Disconnect the client soon: it has passed a limit (``bytes``, ``seconds``). Idempotent."""
         if not self._dropped:
-            self._dropped = True
+            self._dropped, self.clear = True, False
             self._outlets.doom(self, limit)
 
     def cut(self, limit: str) -> None:
@@ -126,7 +137,7 @@ class Outlet:
 
     def gone(self) -> None:
         """The connection is closed: its socket may not be touched any more."""
-        self._gone = True
+        self._gone, self.clear = True, False
 
 
 class Ticking(Protocol):

@@ -76,12 +76,13 @@ class ChatChoice:
     steady: it has started, and its events carry no usage: between constants, only text and log-probabilities change.
     plain: steady, and without log-probabilities and parser, so that a step is one content delta.
     told, told_tail: what stands around the log-probabilities of an event, instead of ``tail``.
+    writer: of log-probabilities, once it has started; None where nobody asked for them.
     logprobs: items of the unary body.
     """
 
     __slots__ = (
         "plain", "steady", "started", "head", "tail", "content_head", "content_tail", "told", "told_tail",
-        "reasoning_keys", "parser", "folded", "logprobs",
+        "reasoning_keys", "parser", "writer", "folded", "logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +95,7 @@ class ChatChoice:
         self.told, self.told_tail = format.tail(chat_logprobs(b"\0")).split(b"\0")
         self.reasoning_keys = [b'"' + key.encode() + b'":' for key in reasoning_keys]
         self.parser = parser
+        self.writer: ChatLogprobs | None = None
         self.folded = Folded()
         self.logprobs: list[bytes] = []
 
@@ -106,8 +108,9 @@ class ChatChoice:
             return b'{"content":' + text + b"}"
         return b"{" + b",".join([key + text for key in self.reasoning_keys]) + b"}"
 
-    def steady_step(self, output: CompletionOutput, items: bytes) -> bytes:
-        """The bytes of a step of a steady choice that does not end it. items: its log-probabilities."""
+    def steady_step(self, output: CompletionOutput) -> bytes:
+        """The bytes of a step of a steady choice that does not end it."""
+        items = b"" if self.writer is None else self.writer.items(output.logprobs_diff)
         if items and self.parser is None and (text := output.text_diff):  # the usual event with log-probabilities
             return b"".join((self.content_head, ESCAPED[text], b"}", self.told, items, self.told_tail))
         deltas = [self.delta(event) for event in choice_events(output, self.parser)]
@@ -155,14 +158,16 @@ class ChatPostprocArgs(ResponseArgs):
             return None
         return sum(choice.parser.reasoning_tokens for choice in self.by_choice if choice.parser is not None)
 
+    def writer(self, record: Record) -> ChatLogprobs | None:
+        """What writes log-probabilities; None where nobody asked for them. Only the record knows the vocabulary."""
+        if self._writer is None and self.logprobs and record.vocabulary is not None:
+            self._writer = ChatLogprobs(record.vocabulary, self.top_logprobs)
+        return self._writer
+
     def items(self, record: Record) -> bytes:
         """The last step's log-probabilities, as the endpoint writes them."""
-        diff = record.updated.logprobs_diff
-        if self._writer is None:
-            if not self.logprobs or not diff or record.vocabulary is None:
-                return b""
-            self._writer = ChatLogprobs(record.vocabulary, self.top_logprobs)
-        return self._writer.items(diff)
+        writer, diff = self.writer(record), record.updated.logprobs_diff
+        return writer.items(diff) if writer is not None and diff else b""
 
 
 def chat_stream_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
@@ -174,13 +179,13 @@ def chat_stream_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
             text = output.text_diff
             return choice.content_head + ESCAPED[text] + choice.content_tail if text else b""
         if choice.steady:
-            return choice.steady_step(output, args.items(record) if args.logprobs else b"")
+            return choice.steady_step(output)
     return _chat_step(record, args, output, choice)
 
 
 def _chat_step(record: Record, args: ChatPostprocArgs, output: CompletionOutput, choice: ChatChoice) -> bytes:
     usage = args.running_usage(record)
-    deltas = [] if choice.started else [_start_chat(args, choice)]
+    deltas = [] if choice.started else [_start_chat(record, args, choice)]
     deltas += [choice.delta(event) for event in choice_events(output, choice.parser)]
     finish = finish_reason_of(output.finish_reason, choice.parser, args.tool_choice)
     items = args.items(record)
@@ -195,8 +200,9 @@ def _chat_step(record: Record, args: ChatPostprocArgs, output: CompletionOutput,
     return b"".join(parts) + _response_end(record, args)
 
 
-def _start_chat(args: ChatPostprocArgs, choice: ChatChoice) -> bytes:
+def _start_chat(record: Record, args: ChatPostprocArgs, choice: ChatChoice) -> bytes:
     choice.started = args.started = True
+    choice.writer = args.writer(record)
     choice.steady = not args.continuous_usage
     choice.plain = choice.steady and choice.parser is None and not args.logprobs
     return b'{"role":' + ESCAPED[args.role] + b',"content":""}'

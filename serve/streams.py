@@ -1,6 +1,7 @@
 """rid -> the connection that waits for it: one slot per request in which bytes gather until the connection takes them.
 
-A client that reads slowly finds more in its slot, not a longer queue of chunks, and delays nobody else. What gathers
+The slot of a client that keeps up is empty: once its response has begun, events go from ``feed`` into the transport
+(``attach``), and only a client that does not keep up has them gather here. A client that reads slowly finds more in its slot, not a longer queue of chunks, and delays nobody else. What gathers
 is bounded: before more goes into the slot of an event stream, what waits already (here, on its way into the transport,
 and in the transport) is held against ``client_buffer_bytes``, and a client beyond it is disconnected. So the bound is
 that limit and one payload: a payload that is larger than the limit is no backlog by itself, and neither is a unary
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 
-from executor.messages import BODY, FAILED, REQUEST_END
+from executor.messages import BODY, FAILED, OUTPUT_END, REQUEST_END
 from serve.chunks import DONE
 from serve.errors import EngineError, OverloadedError, stream_error
 from serve.outlets import HIGH_WATER, Outlet
@@ -35,7 +36,7 @@ class ClientStream:
 
     __slots__ = (
         "ended", "failed", "whole", "abandoned", "refusal", "_begun", "_parts", "_held", "_leaving", "_news", "_outlet",
-        "_limit", "_tight", "_fed", "_quiet_since",
+        "_limit", "_tight", "_fed", "_quiet_since", "_direct", "_written",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -53,13 +54,32 @@ class ClientStream:
         self._limit, self._tight = 0, False
         #: whether there has been news since the last tick, and since when there has been none
         self._fed, self._quiet_since = False, 0.0
+        #: where events go without a stop, once they may; what it had written at the last tick
+        self._direct: Outlet | None = None
+        self._written = 0
 
     def bound(self, outlet: Outlet | None, limit: int) -> None:
         """Disconnect the client at ``outlet`` once more than ``limit`` bytes of events wait for it."""
         self._outlet, self._limit, self._tight = outlet, limit, limit < HIGH_WATER
 
+    def attach(self) -> None:
+        """The response has begun, in HTTP/1.1 chunks: from here on its events may go straight to the transport."""
+        if not self._tight:
+            self._direct = self._outlet
+
+    def detach(self) -> None:
+        """It is over, or its connection is another's."""
+        self._direct = None
+
     def feed(self, payload: bytes, flags: int) -> None:
         """More bytes from a worker; flags as in ``executor.messages``."""
+        direct = self._direct
+        # What is held, here or by the writer, has to go first; and what ends the response ends it over there too.
+        if direct is not None and direct.clear and not self._held and flags <= OUTPUT_END:
+            if payload:  # an empty chunk would be the last one
+                direct.write(b"%x\r\n%b\r\n" % (len(payload), payload))
+                direct.written += len(payload)
+            return
         if (self._held or self._tight) and self._begun and self._backlog() > self._limit:
             self._drop()
             return
@@ -96,19 +116,23 @@ class ClientStream:
     def abandon(self) -> None:
         """The client is gone: wake whoever waits in ``next``."""
         self.abandoned = True
+        self._direct = None
         self._parts.clear()
         self._held = self._leaving = 0
         self._news.set()
 
     def tick(self, now: float, interval: float) -> None:
         """The time, in seconds. A comment when there has been no news for ``interval``, unless bytes wait."""
-        if self._fed:
-            self._fed, self._quiet_since = False, now
+        written = 0 if self._outlet is None else self._outlet.written
+        if self._fed or written != self._written:
+            self._fed, self._written, self._quiet_since = False, written, now
         elif self._begun and not self.ended and not self._held and now - self._quiet_since >= interval:
             self._quiet_since = now
             if self._outlet is None or not self._outlet.waiting():
                 self._put(PING)
                 self._fed = False
+                if self._outlet is not None:
+                    self._written = written + len(PING)  # no news of ours, once it is written
 
     def _put(self, payload: bytes) -> None:
         if self.abandoned:
@@ -126,6 +150,7 @@ class ClientStream:
         stream, a client that reads after all would take half an answer for a whole one."""
         assert self._outlet is not None
         self._outlet.drop("bytes")
+        self._direct = None
         self._parts.clear()
         self._held = self._leaving = 0
         self._limit, self._tight = -1, True
@@ -137,7 +162,7 @@ class ClientStream:
             self._held -= leaving
             self._leaving = 0
             if self._outlet is not None:
-                self._outlet.wrote(leaving)
+                self._outlet.written += leaving
         while not self._parts and not self.ended and not self.abandoned:
             self._news.clear()
             await self._news.wait()

@@ -90,8 +90,9 @@ def test_the_served_model_may_be_left_unnamed(name: str | None) -> None:
 
 def test_another_model_is_not_found() -> None:
     with pytest.raises(NotFoundError) as caught:
-        admitted(chat(model="gpt-4o"))
+        admitted(chat(model="gpt-4o" + "x" * 10_000))
     assert (caught.value.status, caught.value.param, caught.value.code) == (404, "model", "model_not_found")
+    assert len(caught.value.body()) < 500
     assert "gpt-4o" in caught.value.message
 
 

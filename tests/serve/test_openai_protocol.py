@@ -21,7 +21,9 @@ from serve.errors import (
 )
 from serve.openai_protocol import (
     MAX_BIASES,
+    MAX_MESSAGES,
     MAX_PROMPTS,
+    MAX_TOOLS,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -315,6 +317,9 @@ def test_nesting_up_to_the_bound_is_fine() -> None:
         ({"foo": {"x": 1}}, "foo is not a known field."),
         ({"messages": []}, "messages must not be empty, got []."),
         ({"messages": None}, "messages is required."),
+        ({"messages": [USER] * (MAX_MESSAGES + 1)}, f"messages must not hold more than {MAX_MESSAGES} entries."),
+        ({"tools": [{"function": {"name": "f"}}] * (MAX_TOOLS + 1)}, "tools must not hold more than 2048 entries."),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids must not hold more than 1024 entries."),
         ({"stop": "x" * 9000}, "stop must hold strings of 1 to 1024 characters."),
         (
             parts({"type": "image_url"}),

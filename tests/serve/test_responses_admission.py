@@ -13,6 +13,7 @@ from postproc_workers.spec import StreamSpec
 from serve.admission import Minted, ServerFacts
 from serve.body import parse
 from serve.errors import ApiError, BadRequestError, ContextLengthError
+from serve.openai_protocol import MAX_MESSAGES
 from serve.recordings import admit_recording
 from serve.responses_admission import admit_response, own_names
 from serve.responses_messages import chat_request
@@ -73,6 +74,12 @@ def test_an_input_without_anything_to_answer_is_refused_under_its_own_name(body:
     with pytest.raises(BadRequestError, match="^input h") as caught:
         admit(ids=ids, **body)
     assert (caught.value.param, caught.value.code) == ("input", "invalid_value")
+
+
+def test_an_input_has_no_more_items_than_a_conversation_may_have() -> None:
+    with pytest.raises(BadRequestError, match="^input must not hold more than") as caught:
+        admit(input=[{"role": "user", "content": "a"}] * (MAX_MESSAGES + 1))
+    assert caught.value.param == "input"
 
 
 def test_what_a_chat_template_refuses_is_refused_under_its_own_name() -> None:

@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from executor.messages import BODY, FAILED, OUTPUT_END, REQUEST_END
 from serve.chunks import DONE
 from serve.limits import ClientLimits
@@ -139,6 +141,11 @@ class Pipe:
 
     def __init__(self) -> None:
         self.size, self.aborted = 0, False
+        self.taken: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.taken.append(data)
+        self.size += len(data)
 
     def get_write_buffer_size(self) -> int:
         return self.size
@@ -162,7 +169,8 @@ class Bound:
     def __init__(self, limit: int = 100) -> None:
         self.stream, self.pipe, self.dropped = ClientStream(), Pipe(), list[str]()
         outlets = Outlets(ClientLimits(client_stall_timeout=0, keep_alive_interval=0), self.dropped.append)
-        self.stream.bound(outlets.opened(self.pipe), limit)
+        self.outlet = outlets.opened(self.pipe)
+        self.stream.bound(self.outlet, limit)
 
     def feed(self, size: int, flags: int = 0) -> bool:
         """Whether the client is still there afterwards."""
@@ -243,6 +251,92 @@ async def test_nothing_is_kept_for_a_client_that_was_disconnected() -> None:
     assert not writer.done() and not bound.stream.ended
     bound.stream.abandon()  # the connection is gone
     assert await writer == b""
+
+
+# -------------------------------------------------------------------------------- straight into the transport
+
+
+def attached(limit: int = 1 << 20) -> Bound:
+    bound = Bound(limit)
+    bound.stream.feed(b"data: 1\n\n", 0)
+    return bound
+
+
+@on_a_loop
+async def test_events_go_straight_to_a_client_that_keeps_up() -> None:
+    bound = attached()
+    stream, pipe = bound.stream, bound.pipe
+    stream.attach()
+    stream.feed(b"data: 2\n\n", 0)
+    assert pipe.taken == []  # the first is still to be sent
+    assert await stream.next() == b"data: 1\n\ndata: 2\n\n"
+    waiting = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    stream.feed(b"data: 3\n\n", 0)
+    stream.feed(b"", OUTPUT_END)
+    stream.feed(b"data: 4\n\n" * 3, OUTPUT_END)
+    assert pipe.taken == [b"9\r\ndata: 3\n\n\r\n", b"1b\r\n" + b"data: 4\n\n" * 3 + b"\r\n"]
+    assert bound.outlet.written == 18 + 9 + 27 and not waiting.done()
+    stream.feed(b"data: [DONE]\n\n", REQUEST_END | OUTPUT_END)
+    assert await waiting == b"data: [DONE]\n\n" and stream.ended
+
+
+@on_a_loop
+async def test_what_waits_goes_first() -> None:
+    """While the client does not keep up events gather, and nothing overtakes them."""
+    bound = attached()
+    stream, pipe, outlet = bound.stream, bound.pipe, bound.outlet
+    stream.attach()
+    await stream.next()
+    writer = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    outlet.paused()
+    stream.feed(b"data: 2\n\n", 0)
+    assert await writer == b"data: 2\n\n"  # in the hands of uvicorn, which waits
+    outlet.resumed()
+    stream.feed(b"data: 3\n\n", 0)
+    assert pipe.taken == []
+    assert await stream.next() == b"data: 3\n\n"
+    waiting = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    stream.feed(b"data: 4\n\n", 0)
+    assert len(pipe.taken) == 1
+    waiting.cancel()
+
+
+@pytest.mark.parametrize("how", ["gone", "dropped", "closing", "detached", "abandoned"])
+def test_nothing_is_written_where_nobody_is(how: str) -> None:
+    asyncio.run(leave(how))
+
+
+async def leave(how: str) -> None:
+    bound = attached()
+    stream, outlet = bound.stream, bound.outlet
+    stream.attach()
+    await stream.next()
+    waiting = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    {
+        "gone": outlet.gone,
+        "dropped": lambda: outlet.drop("seconds"),
+        "closing": outlet.closing,
+        "detached": stream.detach,
+        "abandoned": stream.abandon,
+    }[how]()
+    if how in ("gone", "dropped"):
+        outlet.resumed()  # the last word of a transport that is being emptied
+    stream.feed(b"data: 2\n\n", 0)
+    assert bound.pipe.taken == []
+    waiting.cancel()
+
+
+@on_a_loop
+async def test_a_limit_below_the_transports_own_is_looked_at() -> None:
+    bound = attached(limit=100)
+    bound.stream.attach()
+    await bound.stream.next()
+    bound.stream.feed(b"data: 2\n\n", 0)
+    assert bound.pipe.taken == []
 
 
 # -------------------------------------------------------------------------------- refusals
