@@ -100,11 +100,10 @@ class ExecutorCore:
         self.engine_seconds += self._clock() - begin
         if rows:
             self.steps += 1
-            self.tokens += sum(len(row.token_ids) for row in rows)
             if self.waiting:
                 for row in rows:
                     self.waiting.leave(row.rid)
-            self.dispatcher.record(rows)
+            self.tokens += self.dispatcher.record(rows)
         for rid in self.waiting.expired(stamp):
             self._reject(rid, "timeout")
         return self.dispatcher.take(stamp, busy)

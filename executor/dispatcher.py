@@ -15,9 +15,10 @@ fails after ``MAX_FRUITLESS`` of them without a word to its client.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from executor.batch import Batch
 from executor.engines.base import StepRow
 from executor.history import OutputHistory
 from executor.messages import Delivered, Open, Resubmit, StepRecords, WorkerLost
@@ -25,10 +26,8 @@ from executor.request import GenerationRequest
 
 logger = logging.getLogger("tailrace.executor")
 
-#: Tokens of history in one message. With 20 alternatives each they are 130 MB, and a frame of 256 MB is refused.
-MAX_HISTORY = 1 << 19
-#: Rows in one message, for the same reason: a worker that stands still may have that many waiting.
-MAX_ROWS = MAX_HISTORY // 2
+Append = Callable[[int], None]
+
 #: Deaths of workers with the same request in hand, until it is taken for their cause and fails.
 MAX_KILLS = 2
 #: Workers that a request may lose one after the other without a word to its client in between, until it fails too.
@@ -56,14 +55,6 @@ class Route:
     behind: Sequence[int] = ()
 
 
-@dataclass(slots=True)
-class _Batch:
-    opens: list[Open] = field(default_factory=list)
-    rows: list[StepRow] = field(default_factory=list)
-    #: tokens of resent histories among the rows
-    history: int = 0
-
-
 class Dispatcher:
     """Routes rows to workers. Requests are spread by how many each worker has open."""
 
@@ -79,7 +70,9 @@ class Dispatcher:
         #: worker -> its open requests
         self._load: dict[int, set[int]] = {}
         #: worker -> what it gets with the next ``take``
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[int, Batch] = {}
+        #: requests whose next row is most likely one id of their only output: where that goes, see ``record``
+        self._usual: dict[int, tuple[Append, Append, Append]] = {}
         #: requests without a worker, in the order in which they wait
         self._parked: dict[int, Delivered] = {}
 
@@ -117,6 +110,7 @@ class Dispatcher:
         if worker in self._load:
             route.worker, route.epoch = worker, epoch
             self._load[worker].add(request.rid)
+            self._speed_up(route)
             return
         route.epoch = max(epoch, known.epoch) + 1
         self._place(request.rid, known.delivered)
@@ -129,27 +123,50 @@ class Dispatcher:
     def dismiss(self, worker: int, rid: int, indexes: Iterable[int]) -> None:
         """End outputs on a worker that nobody wants any more, and of which there is no route."""
         if worker in self._batches:
-            self._batches[worker].rows += [StepRow(rid, index, (), "abort") for index in indexes]
+            for index in indexes:
+                self._batches[worker].add(StepRow(rid, index, (), "abort"))
 
     def of_frontend(self, frontend: int) -> list[int]:
         """The open requests of a front end."""
         return [rid for rid, route in self._routes.items() if route.request.frontend == frontend]
 
-    def record(self, rows: Iterable[StepRow]) -> None:
-        """Take the rows of an engine step: into the histories, and into the next batch of their workers."""
-        routes, batches = self._routes, self._batches
+    def record(self, rows: Iterable[StepRow]) -> int:
+        """Take the rows of an engine step: into the histories, and into the next batch of their workers. Returns how
+        many ids they had.
+
+        The first branch is the fast lane: a row that brings one id of a request's only output goes into three lists.
+        Measured: 0.27 µs a row, 0.35 without it; and the columns are there already, which were another 0.16.
+        """
+        usual = self._usual
+        total = 0
         for row in rows:
-            route = routes.get(row.rid)
-            if route is None or route.outputs[row.index].closed:
-                self.late_rows += 1
+            rid, index, token_ids, reason, _, _, logprobs = row
+            total += len(token_ids)
+            plain = reason is None and logprobs is None and not index and len(token_ids) == 1
+            if plain and (lane := usual.get(rid)) is not None:
+                keep, add_rid, add_token = lane
+                (token,) = token_ids
+                keep(token)
+                add_rid(rid)
+                add_token(token)
                 continue
-            route.outputs[row.index].add(row)
-            if route.worker is None:
-                continue
-            if not route.first or row.index in route.first:
-                batches[route.worker].rows.append(row)
-            if route.first and row.finish_reason is not None:
-                self._settle(route, row.index)
+            self._record(row)
+        return total
+
+    def _record(self, row: StepRow) -> None:
+        route = self._routes.get(row.rid)
+        if route is None or route.outputs[row.index].closed:
+            self.late_rows += 1
+            return
+        route.outputs[row.index].add(row)
+        if row.finish_reason is not None:
+            self._usual.pop(row.rid, None)
+        if route.worker is None:
+            return
+        if not route.first or row.index in route.first:
+            self._batches[route.worker].add(row)
+        if route.first and row.finish_reason is not None:
+            self._settle(route, row.index)
 
     def end(self, rid: int, reason: str, message: str = "") -> list[int]:
         """End what is still open of a request with ``abort`` or ``error``; returns those outputs' indexes."""
@@ -171,6 +188,8 @@ class Dispatcher:
         for i in open_ones:
             route.outputs[i].closed = True
             self._settle(route, i)
+        if open_ones:
+            self._usual.pop(rid, None)
         return open_ones
 
     def release(self, rid: int) -> list[int]:
@@ -178,6 +197,7 @@ class Dispatcher:
         too: where a front end had the last bytes from an earlier executor's time, a worker may have begun anew."""
         open_ones = self.end(rid, "abort")
         route = self._routes.pop(rid, None)
+        self._usual.pop(rid, None)
         self._parked.pop(rid, None)
         if route is not None and route.worker is not None:
             self._load[route.worker].discard(rid)
@@ -186,7 +206,7 @@ class Dispatcher:
     def worker_joined(self, worker: int) -> None:
         """A worker can take requests; those that waited for one go to it."""
         self._load.setdefault(worker, set())
-        self._batches.setdefault(worker, _Batch())
+        self._batches.setdefault(worker, Batch())
         parked, self._parked = self._parked, {}
         for rid, delivered in parked.items():
             self._place(rid, delivered)
@@ -197,6 +217,7 @@ class Dispatcher:
         condemned = []
         self._batches.pop(lost.worker, None)
         for rid in sorted(self._load.pop(lost.worker, ())):
+            self._usual.pop(rid, None)
             route = self._routes[rid]
             delivered = lost.delivered.get(rid, ())
             route.kills += rid == lost.culprit
@@ -214,19 +235,11 @@ class Dispatcher:
     def take(self, stamp: int, busy: Container[int] = ()) -> list[tuple[int, StepRecords]]:
         """What each worker gets now. A busy worker gets nothing: its rows wait here and go in one message later, so the
         engine never waits for a worker and a slow one gets fewer, larger messages."""
-        messages = []
-        for worker, batch in self._batches.items():
-            if (batch.rows or batch.opens) and worker not in busy:
-                large = batch.history > MAX_HISTORY or len(batch.rows) > MAX_ROWS
-                rest = _cut_history(batch) if large else _Batch()
-                messages.append((worker, self._message(batch, stamp)))
-                self._batches[worker] = rest
-        return messages
-
-    def _message(self, batch: _Batch, stamp: int) -> StepRecords:
-        steps = StepRecords.build(batch.rows, batch.opens, stamp)
-        steps.incarnation = self._incarnation
-        return steps
+        return [
+            (worker, batch.take(stamp, self._incarnation))
+            for worker, batch in self._batches.items()
+            if batch and worker not in busy
+        ]
 
     @property
     def unsent_history(self) -> bool:
@@ -250,6 +263,9 @@ class Dispatcher:
         assert placed | set(self._parked) == set(self._routes), "a request neither placed nor parked"
         assert not placed & set(self._parked), "a request placed and parked"
         assert self._batches.keys() == self._load.keys(), "a batch for a worker that is not there"
+        for rid in self._usual:
+            route = self._routes[rid]
+            assert route.worker is not None and not route.outputs[0].closed and not route.first, "not so usual"
         for worker, rids in self._load.items():
             assert all(self._routes[rid].worker == worker for rid in rids), "route and load disagree"
 
@@ -266,8 +282,18 @@ class Dispatcher:
         assert route.worker is not None
         batch, rid = self._batches[route.worker], route.request.rid
         for index in indexes:
-            batch.rows += route.outputs[index].rows(rid, index)
+            for row in route.outputs[index].rows(rid, index):
+                batch.add(row)
             batch.history += len(route.outputs[index].tokens)
+        self._speed_up(route)
+
+    def _speed_up(self, route: Route) -> None:
+        """Let the usual rows of a request take the fast lane, if they are sure to be usual."""
+        if len(route.outputs) == 1 and not route.outputs[0].closed and not route.first:
+            assert route.worker is not None
+            batch = self._batches[route.worker]
+            keep = route.outputs[0].tokens.append
+            self._usual[route.request.rid] = keep, batch.rids.append, batch.tokens.append
 
     def _place(self, rid: int, delivered: Delivered) -> None:
         """Give a request to the worker with the fewest open ones, with all that was generated so far."""
@@ -288,15 +314,3 @@ class Dispatcher:
         self._resend(route, ended)
         if not route.first:
             self._resend(route, route.behind)
-
-
-def _cut_history(batch: _Batch) -> _Batch:
-    """Leave the first rows in the batch, and all opens; returns the rest."""
-    tokens = count = 0
-    while count < len(batch.rows) and tokens < MAX_HISTORY:
-        tokens += len(batch.rows[count].token_ids)
-        count += 1
-    rest = _Batch([], batch.rows[count:])
-    rest.history = max(batch.history - tokens, len(rest.rows))  # never 0 while rows are left: new rows were counted too
-    del batch.rows[count:]
-    return rest

@@ -42,6 +42,7 @@ class Stage:
     plain: rows of one id may take a fast lane of ``PostprocWorker``: no hook, held chunk, recording or resume, and
         nobody asks which text a token completed.
     watched: it is the second lane then: there are stop strings, or log-probabilities are wanted.
+    stops: the matcher, where it alone is watching: a text that it passes may take the first lane after all.
     matcher: looks for the stop strings; None where there are none.
     records: of all tokens that have come, where log-probabilities are wanted; else None.
     silent, silent_end: tokens, and the end, that the client has already.
@@ -50,8 +51,9 @@ class Stage:
     """
 
     __slots__ = (
-        "index", "plain", "watched", "output", "detokenizer", "matcher", "records", "ended", "silent", "silent_end",
-        "interval", "holds", "raw_ids", "finish", "_spec", "_shown_stops", "_wants_pieces", "_held", "_raw_finish",
+        "index", "plain", "watched", "stops", "output", "detokenizer", "matcher", "records", "ended", "silent",
+        "silent_end", "interval", "holds", "raw_ids", "finish", "_spec", "_shown_stops", "_wants_pieces", "_held",
+        "_raw_finish",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +86,8 @@ class Stage:
         self.raw_ids: list[int] | None = [] if spec.recording is not None else None
         self._raw_finish: Finish | None = None
         self.watched = self.matcher is not None or self.records is not None
+        # Log-probabilities come with every id, and a gate looks at every text.
+        self.stops = self.matcher if isinstance(self.matcher, StopMatcher) and self.records is None else None
         asked = self.watched and spec.token_pieces
         self.plain = not hooked and interval == 1 and not spec.recording and not asked
 

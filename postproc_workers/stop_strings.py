@@ -202,6 +202,11 @@ class StopMatcher:
         """What is held back: a proper prefix of a stop, or ""."""
         return self._held
 
+    def passes(self, text: str) -> bool:
+        """Whether `feed` would return this text as it is, and nothing would have changed: the usual case, for whoever
+        saves the call."""
+        return not self._node and (self._first not in text or self._search(text) is None)
+
     def feed(self, text: str) -> str:
         """Take the next text of the output and return what may be sent; "" always after a match."""
         if not self._node and (self._first not in text or self._search(text) is None):

@@ -207,7 +207,7 @@ class PostprocWorker:
                     strings = detokenizer.strings
                     if detokenizer.pending or not 0 <= token < len(strings) or (text := strings[token]) is None:
                         text = detokenizer.decode(tokens)
-                    if not stage.watched:
+                    if not stage.watched or ((stops := stage.stops) is not None and stops.passes(text)):
                         ids = choice.token_ids
                         ids.append(token)
                         choice.token_ids_diff, choice.text_diff = tokens, text
@@ -217,6 +217,10 @@ class PostprocWorker:
                             outbox[stream.frontend].append((rid, stream.epoch, index, len(ids), 0, payload))
                         continue
                     payload = stream.watched_step(stage, tokens, text, logprobs)
+                    if payload and not stream.flags:
+                        sent = len(choice.token_ids)
+                        outbox[stream.frontend].append((rid, stream.epoch, index, sent, 0, payload))
+                        continue
                 else:
                     payload = stream.step(index, tokens, finish, logprobs)
             except Exception as error:  # a broad one: a request fails alone, whatever its stages raise

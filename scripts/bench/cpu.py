@@ -157,7 +157,7 @@ def program_name(words: list[str]) -> str:
     if not os.path.basename(program).startswith("python"):
         return _short(program)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
-        rest.pop(0)
+        rest = rest[2 if rest[0] in ("-X", "-W") else 1 :]
     if rest[:1] == ["-m"] and len(rest) > 1:
         return rest[1][:_NAME_LENGTH]
     if rest[:1] == ["-c"] and len(rest) > 1:

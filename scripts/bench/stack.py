@@ -85,7 +85,9 @@ class Stack:
     def __enter__(self) -> Stack:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for _ in range(2):  # at once: nobody waits for these streams
             self._child.send_signal(signal.SIGTERM)
         self._child.wait(60)

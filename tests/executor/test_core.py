@@ -164,7 +164,7 @@ def test_no_message_that_can_be_decoded_breaks_the_executor() -> None:
 
 
 def test_a_history_that_does_not_fit_one_message_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor.dispatcher.MAX_HISTORY", 1)
+    monkeypatch.setattr("executor.batch.MAX_HISTORY", 1)
     engine = ScriptedEngine()
     core = core_with(engine, request(1), request(2))
     engine.give(StepRow(1, 0, [5]), StepRow(2, 0, [6, 7]))

@@ -273,7 +273,7 @@ def test_a_long_history_is_cut_into_rows_that_the_wire_can_count() -> None:
 
 def test_histories_that_fill_a_frame_are_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opens with the first part, rows in order, and new rows behind them."""
-    monkeypatch.setattr("executor.dispatcher.MAX_HISTORY", 10)
+    monkeypatch.setattr("executor.batch.MAX_HISTORY", 10)
     dispatcher = Dispatcher()
     for rid in range(5):
         dispatcher.submit(request(rid))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,12 +89,12 @@ async def _request(reader: asyncio.StreamReader) -> Request:
 
 
 @contextlib.asynccontextmanager
-async def serving(answer: Answerer) -> AsyncIterator[ScriptedServer]:
+async def serving(answer: Answerer, tls: ssl.SSLContext | None = None) -> AsyncIterator[ScriptedServer]:
     """A server on a free port."""
     scripted = ScriptedServer(answer)
-    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=tls)
     host, port = server.sockets[0].getsockname()[:2]
-    scripted.url = f"http://{host}:{port}"
+    scripted.url = f"{'https' if tls else 'http'}://{host}:{port}"
     try:
         yield scripted
     finally:

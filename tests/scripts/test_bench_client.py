@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from scripts.bench.client import Client, Target
 from scripts.bench.events import EventReader
 from scripts.bench.outcome import Outcome
 from scripts.bench.run import Plan, Run, run
+from tests.certificates import Authority
 from tests.scripts.scripted_server import (
     DONE,
     HEAD,
@@ -235,19 +238,41 @@ def test_headers_of_ours_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (second.method, second.headers["authorization"], second.headers["x-more"]) == ("GET", "none", "1")
 
 
+@pytest.mark.parametrize(("insecure", "trusted"), [(False, True), (True, False), (False, False)])
+def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, insecure: bool, trusted: bool) -> None:
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("server"))
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+
+    async def whole() -> Outcome:
+        async with serving(answering(HELLO), context) as server:
+            client = Client(Target.of(server.url, insecure=insecure))
+            outcome = await client.stream(PATH, b"{}")
+            client.close()
+            return outcome
+
+    outcome = asyncio.run(whole())
+    if insecure or trusted:
+        assert outcome.text == "Hello world!"
+    else:
+        assert outcome.error.startswith("cannot connect: ") and "certificate verify failed" in outcome.error
+
+
 # ------------------------------------------------------------------------------------------------ what goes wrong
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (document({"error": {"message": "too many", "code": 429}}, "429 Too Many Requests"), "HTTP 429 Too Many Requests: too many"),
+        (document({"error": {"message": "many", "code": 429}}, "429 Too Many"), "HTTP 429 Too Many: many"),
         (document({"message": "no such model"}, "404 Not Found"), "HTTP 404 Not Found: no such model"),
         (document({"detail": [{"loc": "x"}]}, "422 Unprocessable"), 'HTTP 422 Unprocessable: [{"loc":"x"}]'),
         (b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", "HTTP 500 Oops"),
         (b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 6\r\n\r\n<html>", "HTTP 502 Bad Gateway: <html>"),
         (document({"choices": []}), 'no event stream but application/json: {"choices":[]}'),
-        (stream([delta(content="x"), event(error={"message": "the engine is gone"}), DONE]), "error in the stream: the engine is gone"),
+        (stream([delta(content="x"), event(error={"message": "it is gone"}), DONE]), "error in the stream: it is gone"),
         (stream([delta(content="x")]), "the stream ended without a finish_reason or [DONE]"),
         (stream([b"data: {no\n\n"]), "an event is no JSON"),
         (stream([b"data: [1]\n\n"]), "an event has another form than expected"),
