@@ -18,8 +18,6 @@ from itertools import accumulate
 from executor.engines.base import TokenLogprob
 
 _VALUE, _ALTERNATIVE = 8, 12
-#: Alternatives of one record (column ``lp_k`` is u2).
-MAX_ALTERNATIVES = 0xFFFF
 
 
 class _Layouts(dict[int, struct.Struct]):
@@ -76,7 +74,7 @@ def cut_equal_records(blob: bytes, number: int) -> list[bytes]:
     """The records of a column, where all have equally many alternatives. ValueError if they cannot."""
     size = len(blob) // number if number else _VALUE
     count, rest = divmod(size - _VALUE, _ALTERNATIVE)
-    if size * number != len(blob) or rest or not 0 <= count <= MAX_ALTERNATIVES:
+    if size * number != len(blob) or rest or count < 0:
         raise ValueError(f"{len(blob)} bytes are not {number} records")
     return [record for (record,) in struct.iter_unpack(f"{size}s", blob)]
 

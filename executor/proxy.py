@@ -49,6 +49,9 @@ MAX_EXECUTORS = 4
 #: Seconds: what lets an executor live that long does not kill it.
 HARMLESS = 10.0
 
+#: Frames that are handled in one turn of the event loop.
+_AT_ONCE = 64
+
 #: reason of ``Rejected``, where no byte can have been sent -> (what the client is told, HTTP status, seconds until it
 #: may try again)
 REJECTED = {
@@ -66,9 +69,15 @@ class _Pending:
     executors: int = 0
     had: list[tuple[int, bool]] = field(default_factory=list)
     epoch: int = 0
-    #: per output: tokens whose bytes the sink has, and whether it has the output's end
-    delivered: list[tuple[int, bool]] = field(default_factory=list)
     worker: int | None = None
+    #: per output: tokens whose bytes the sink has, and whether it has the output's end
+    counts: list[int] = field(default_factory=list)
+    ends: list[bool] = field(default_factory=list)
+
+    @property
+    def delivered(self) -> list[tuple[int, bool]]:
+        """What the sink has, as it is told."""
+        return list(zip(self.counts, self.ends))
 
 
 class GenerationExecutor:
@@ -124,7 +133,7 @@ class GenerationExecutor:
         for worker, where in self._workers.items():
             self._send(WorkerJoined(worker, where))
         for rid, pending in self._pending.items():
-            self._send(Resubmit(pending.request, list(pending.delivered), pending.epoch))
+            self._send(Resubmit(pending.request, pending.delivered, pending.epoch))
             if pending.aborted:
                 self._send(Abort(rid))
         self._send(Synced(self.frontend))
@@ -139,7 +148,7 @@ class GenerationExecutor:
         soon = time.monotonic() - self._joined_at < HARMLESS
         for rid, pending in list(self._pending.items()):
             pending.executors = pending.executors + 1 if soon and pending.delivered == pending.had else 1
-            pending.had = list(pending.delivered)
+            pending.had = pending.delivered
             if pending.sink is None:
                 self._forget(rid)
             elif pending.executors >= MAX_EXECUTORS:
@@ -183,7 +192,8 @@ class GenerationExecutor:
             raise RuntimeError("GenerationExecutor: listen() first")
         # It is kept for as long as it is open: a prompt as a list of integers would be eight times as large.
         request = replace(request, prompts=[array("i", prompt) for prompt in request.prompts])
-        self._pending[request.rid] = _Pending(sink, request, delivered=[(0, False)] * request.num_outputs)
+        outputs = request.num_outputs
+        self._pending[request.rid] = _Pending(sink, request, counts=[0] * outputs, ends=[False] * outputs)
         sent = False
         try:
             self._send(request)
@@ -239,7 +249,7 @@ class GenerationExecutor:
         self._lost.add(worker)
         self._workers.pop(worker, None)
         self.worker_stats.pop(worker, None)
-        delivered = {r: list(p.delivered) for r, p in self._pending.items() if p.worker in self._lost}
+        delivered = {r: p.delivered for r, p in self._pending.items() if p.worker in self._lost}
         self._send(WorkerLost(worker, delivered, culprit))
 
     def fail_all(self, message: str) -> None:
@@ -264,10 +274,10 @@ class GenerationExecutor:
     def _on_readable(self) -> None:
         if self._inbound is None:
             return
-        frames = list(drain(self._inbound))
+        frames = drain(self._inbound, _AT_ONCE)
         for frame in frames:
             self._receive_frame(frame)
-        if frames:
+        if len(frames) == _AT_ONCE:
             # The descriptor of a ZeroMQ socket is edge-triggered: nobody calls again for what is left unread. Reading
             # on in a later turn of the loop lets the connections write in between.
             asyncio.get_running_loop().call_soon(self._on_readable)
@@ -283,15 +293,22 @@ class GenerationExecutor:
             return
         if message.stats is not None:
             self.worker_stats[message.worker] = dict(message.stats)
+        pendings, worker = self._pending, message.worker
         for rid, epoch, index, count, flags, payload in message.rows():
-            pending = self._pending.get(rid)
-            if pending is None or epoch < pending.epoch or index >= len(pending.delivered):
+            pending = pendings.get(rid)
+            if pending is None or epoch < pending.epoch or index >= len(pending.counts):
                 self.late_rows += 1
                 continue
-            pending.epoch, pending.worker = epoch, message.worker
-            pending.delivered[index] = (count, bool(flags & OUTPUT_END))
-            if pending.sink is not None:
-                pending.sink.feed(payload, flags)
+            pending.epoch, pending.worker = epoch, worker
+            pending.counts[index] = count
+            sink = pending.sink
+            if not flags:  # all rows but the last one or two of an output
+                if sink is not None:
+                    sink.feed(payload, 0)
+                continue
+            pending.ends[index] = bool(flags & OUTPUT_END)
+            if sink is not None:
+                sink.feed(payload, flags)
             if flags & REQUEST_END:
                 self._finished(rid)
 

@@ -16,7 +16,7 @@ row and in the same frame or an earlier one; the executor passes it on as bytes 
     joined    launcher  -> executor   -
     lost      launcher  -> executor   -                  with what the clients of its requests have already
     steps     executor  -> worker     rid i8, index u2, count u2, token i4; logprobs: lp records (logprob_records.py),
-                                      lp_row u4, lp_n u2 records of that row, lp_k u2 alternatives of a record
+                                      lp_row u4, lp_n u2 records of that row, lp_k u4 alternatives of a record
     emissions worker    -> front end  rid i8, epoch u4, index u2, count u4, flags u1, size u4; one blob cut by size
     status    executor  -> front end  -
     rejected  executor  -> front end  -
@@ -272,7 +272,7 @@ def _encode_logprobs(entries: Mapping[int, Sequence[TokenLogprob]], rows: int) -
         frame["lp_row"] = _pack("I", logprobs.rows)
     _pack_unusual(frame, "lp_n", "H", logprobs.sizes, 1)
     if len(set(map(len, logprobs.records))) > 1:
-        frame["lp_k"] = _pack("H", alternatives(logprobs.records))
+        frame["lp_k"] = _pack("I", alternatives(logprobs.records))
     return frame
 
 
@@ -282,7 +282,7 @@ def _decode_logprobs(f: Mapping[str, Any], count: int) -> RecordRows:
     sizes = _unpack_unusual(f, "lp_n", "H", len(rows), 1)
     if len(rows) != len(sizes) or len(set(rows)) != len(rows):
         raise WireError("logprobs: columns of different lengths, or a row twice")
-    blob, ks = _typed(f, "lp", bytes), _unpack(f, "lp_k", "H") if "lp_k" in f else None
+    blob, ks = _typed(f, "lp", bytes), _unpack(f, "lp_k", "I") if "lp_k" in f else None
     number = sum(sizes)
     if ks is not None and len(ks) != number:
         raise WireError(f"logprobs: {len(ks)} values of lp_k for {number} records")

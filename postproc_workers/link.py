@@ -48,7 +48,7 @@ class InProcessLink:
     def _on_readable(self) -> None:
         if self._inbound is None:
             return
-        frames = list(drain(self._inbound))
+        frames = drain(self._inbound, STEPS_HWM)
         if not frames:
             return
         output = self._shell.handle(frames)

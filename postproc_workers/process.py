@@ -44,7 +44,7 @@ class WorkerProcess:
         while not child.stopping:
             child.beat()
             child.notice(dict(poller.poll(child.poll_ms(int(1000 * STATS_INTERVAL)))))
-            if frames := list(drain(self._inbound)):
+            if frames := drain(self._inbound):
                 self._send(self._shell.handle(frames))
             if (report := self._shell.report()) is not None:
                 try_send(self._frontends[0], encode(report))

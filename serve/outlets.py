@@ -78,12 +78,13 @@ class Transport(Protocol):
 class Outlet:
     """One connection.
 
-    label: of its latest request, for the log. write: the transport's; to be called while ``clear``, and ``written`` is to
-    be kept by whoever writes: bytes of streams so far.
+    label: of its latest request, for the log. write: the transport's; to be called while ``clear``. written: bytes of
+    streams so far, kept by whoever writes.
     """
 
     __slots__ = (
-        "label", "write", "written", "clear", "_outlets", "_transport", "_taken", "_took", "_since", "_dropped", "_gone",
+        "label", "write", "written", "clear", "_outlets", "_transport", "_taken", "_took", "_since", "_dropped",
+        "_gone",
     )  # fmt: skip
 
     def __init__(self, outlets: Outlets, transport: Transport, now: float) -> None:

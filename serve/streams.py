@@ -1,11 +1,11 @@
 """rid -> the connection that waits for it: one slot per request in which bytes gather until the connection takes them.
 
 The slot of a client that keeps up is empty: once its response has begun, events go from ``feed`` into the transport
-(``attach``), and only a client that does not keep up has them gather here. A client that reads slowly finds more in its slot, not a longer queue of chunks, and delays nobody else. What gathers
-is bounded: before more goes into the slot of an event stream, what waits already (here, on its way into the transport,
-and in the transport) is held against ``client_buffer_bytes``, and a client beyond it is disconnected. So the bound is
-that limit and one payload: a payload that is larger than the limit is no backlog by itself, and neither is a unary
-body. In memory, with events of 190 bytes, it was 1.25 times the limit, and 30 kB for the open request itself.
+(``attach``). Only a client that does not keep up has them gather here; it finds more in its slot, not a longer queue of
+chunks, and delays nobody else. What gathers is bounded: before more goes into the slot of an event stream, what waits
+already (here, on its way into the transport, and in the transport) is held against ``client_buffer_bytes``, and a
+client beyond it is disconnected. So the bound is that limit and one payload: a payload that is larger than the limit is no
+backlog by itself, and neither is a unary body.
 
 **Comments.** A stream that has begun and is silent gets ``: ping`` and a blank line (HTML standard, 9.2.6: a line that
 starts with a colon is ignored), so that no proxy on the way takes it for dead. They go into an empty slot, hence
@@ -24,6 +24,9 @@ from serve.errors import EngineError, OverloadedError, stream_error
 from serve.outlets import HIGH_WATER, Outlet
 
 PING = b": ping\n\n"
+
+#: What stands before a chunk of that many bytes (RFC 9112, 7.1).
+_CHUNK_HEADS = [b"%x\r\n" % size for size in range(4096)]
 
 
 class ClientStream:
@@ -77,8 +80,10 @@ class ClientStream:
         # What is held, here or by the writer, has to go first; and what ends the response ends it over there too.
         if direct is not None and direct.clear and not self._held and flags <= OUTPUT_END:
             if payload:  # an empty chunk would be the last one
-                direct.write(b"%x\r\n%b\r\n" % (len(payload), payload))
-                direct.written += len(payload)
+                size = len(payload)
+                head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
+                direct.write(head + payload + b"\r\n")
+                direct.written += size
             return
         if (self._held or self._tight) and self._begun and self._backlog() > self._limit:
             self._drop()
