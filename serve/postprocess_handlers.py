@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from executor.messages import MAX_OUTPUTS
 from executor.result import CompletionOutput, DetokenizedGenerationResultBase
 from postproc_workers.post_processor import PostProcessor
 from serve.chunks import DONE, ESCAPED, NULL, ChunkFormat, usage_json
@@ -35,6 +36,8 @@ class ResponseArgs:
     field: str
 
     def __init__(self, args: Mapping[str, Any], choices: int) -> None:
+        if not 0 < choices <= MAX_OUTPUTS:  # before anything is made for each of them
+            raise ValueError(f"n: {choices} choices, not 1 to {MAX_OUTPUTS}")
         self.id, self.created, self.model = str(args["id"]), int(args["created"]), str(args["model"])
         self.choices = choices
         self.include_usage = bool(args["include_usage"])

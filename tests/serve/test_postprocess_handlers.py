@@ -385,3 +385,10 @@ def test_arguments_that_are_missing_or_wrong_are_refused(name: str) -> None:
     for key, value in (("n", "x"), ("n", None), ("created", None)):
         with pytest.raises((KeyError, TypeError, ValueError)):
             POST_PROCESSORS[name].make_args({**spec.args, key: value})
+
+
+@pytest.mark.parametrize("args", [{"n": 1 << 40}, {"n": 0}, {"n": 1 << 9, "prompt_count": 1 << 9}], ids=str)
+def test_nothing_is_made_for_more_choices_than_a_request_can_have(args: dict[str, int]) -> None:
+    spec = spec_of(COMPLETIONS)
+    with pytest.raises(ValueError, match="choices"):
+        CompletionPostprocArgs({**spec.args, **args})
