@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from executor.batch import Batch
 from executor.engines.base import StepRow
 from executor.history import OutputHistory
-from executor.messages import Delivered, Open, Resubmit, StepRecords, WorkerLost
+from executor.messages import MAX_EPOCH, Delivered, Open, Resubmit, StepRecords, WorkerLost
 from executor.request import GenerationRequest
 
 logger = logging.getLogger("tailrace.executor")
@@ -112,7 +112,7 @@ class Dispatcher:
             self._load[worker].add(request.rid)
             self._speed_up(route)
             return
-        route.epoch = max(epoch, known.epoch) + 1
+        route.epoch = min(max(epoch, known.epoch) + 1, MAX_EPOCH)
         self._place(request.rid, known.delivered)
 
     def remaining(self, rid: int) -> list[tuple[int, Sequence[int]]]:
@@ -227,7 +227,7 @@ class Dispatcher:
                 logger.error("request %d fails: it has cost %d workers", rid, max(route.kills, route.fruitless))
                 condemned.append(self._routes.pop(rid).request)
                 continue
-            route.epoch += 1
+            route.epoch = min(route.epoch + 1, MAX_EPOCH)
             self.resumed += 1
             self._place(rid, delivered)
         return condemned

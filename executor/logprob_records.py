@@ -1,10 +1,11 @@
 """Log-probabilities of tokens as records: how they cross the wire, and how a worker keeps them until it writes them.
 
 As objects a token's entry with five alternatives is a tree of a dozen, built only to be taken apart again a moment
-later: that took 5 of the 17 µs which such a token cost a worker. A record is one ``bytes`` object, which is cut out of
-the column, passed on, kept for whoever resumes the stream, and read once, where the text is made.
+later. A record is one ``bytes`` object, which is cut out of the column, passed on, kept for whoever resumes the stream,
+and read once, where the text is made. Measured: 0.12 µs to decode one instead of 1.0, 72 bytes to keep one with two
+alternatives instead of 290.
 
-    record = f8 value of the token, f8 values of k alternatives, i4 ids of the alternatives; little-endian
+    record = f8 value of the token, then for each of k alternatives i4 id and f8 value; little-endian, no gaps
 
 Its length says how many alternatives it has: 8 + 12 k bytes.
 """
@@ -12,8 +13,8 @@ Its length says how many alternatives it has: 8 + 12 k bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 
 from executor.engines.base import TokenLogprob
 
@@ -24,8 +25,8 @@ class _Layouts(dict[int, struct.Struct]):
     """Number of alternatives -> layout of a record. Bounded: a stranger's frame can name any number."""
 
     def __missing__(self, count: int) -> struct.Struct:
-        layout = struct.Struct(f"<{count + 1}d{count}i")
-        if len(self) < 1 << 10:
+        layout = struct.Struct("<d" + "id" * count)
+        if count <= 256:
             self[count] = layout
         return layout
 
@@ -33,27 +34,25 @@ class _Layouts(dict[int, struct.Struct]):
 _LAYOUTS = _Layouts()
 
 
-def record_layout(count: int) -> struct.Struct:
-    """How a record of so many alternatives is laid out: values, then ids."""
-    return _LAYOUTS[count]
-
-
 def pack_entry(entry: TokenLogprob) -> bytes:
     """The record of an entry."""
     value, top = entry
-    if not top:
-        return _LAYOUTS[0].pack(value)
-    ids, values = zip(*top)
-    return _LAYOUTS[len(ids)].pack(value, *values, *ids)
+    return _LAYOUTS[len(top)].pack(value, *chain.from_iterable(top))
 
 
 def read_record(record: bytes, most: int | None = None) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """(value of the token and then those of its alternatives, ids of the alternatives). most: alternatives wanted."""
     count = (len(record) - _VALUE) // _ALTERNATIVE
     numbers = _LAYOUTS[count].unpack(record)
-    if most is None or most >= count:
-        return numbers[: count + 1], numbers[count + 1 :]
-    return numbers[: most + 1], numbers[count + 1 : count + 1 + most]
+    end = None if most is None else 1 + 2 * most
+    return numbers[:end:2], numbers[1:end:2]
+
+
+def record_readers(count: int) -> tuple[int, Callable[[bytes], tuple[float, ...]], Callable[[bytes], tuple[int, ...]]]:
+    """The length of a record of so many alternatives, and what reads its values, and its ids. For whoever reads many:
+    both together take two thirds of the time of ``read_record``, since each passes over what it does not want."""
+    size = _VALUE + _ALTERNATIVE * count
+    return size, struct.Struct("<d" + "4xd" * count).unpack, struct.Struct("<8x" + "i8x" * count).unpack
 
 
 def unpack_entry(record: bytes) -> TokenLogprob:
@@ -87,7 +86,8 @@ def alternatives(records: Sequence[bytes]) -> list[int]:
 class RecordRows(Mapping[int, Sequence[TokenLogprob]]):
     """A step's entries by row, as they came: records. Read as a mapping it makes the entries anew each time.
 
-    rows: the numbers of the rows that have any, none twice. sizes: records of each. records: all of them.
+    rows: the numbers of the rows that have any, none twice; a range where they are the first ones, which is usual and
+    quick to see. sizes: records of each. records: all of them.
     """
 
     __slots__ = ("rows", "sizes", "records", "_ends")
@@ -101,21 +101,27 @@ class RecordRows(Mapping[int, Sequence[TokenLogprob]]):
         """The records of entries by row."""
         if isinstance(entries, cls):
             return entries
-        records = [pack_entry(entry) for row in entries.values() for entry in row]
-        return cls(list(entries), [len(row) for row in entries.values()], records)
+        layouts, flat = _LAYOUTS, chain.from_iterable
+        # Without a call per entry, which would be a quarter of the whole.
+        records = [layouts[len(top)].pack(value, *flat(top)) for row in entries.values() for value, top in row]
+        rows = list(entries)
+        number = len(rows)
+        return cls(
+            range(number) if rows == list(range(number)) else rows, [len(row) for row in entries.values()], records
+        )
 
     def fits(self, counts: Sequence[int]) -> bool:
         """Whether each row has as many records as ``counts`` says of it."""
-        if self.sizes == counts and self.rows == list(range(len(counts))):  # most steps that have any
-            return True
+        if self.rows == range(len(counts)):
+            return self.sizes == counts
         return all(row < len(counts) and counts[row] == size for row, size in zip(self.rows, self.sizes))
 
     def by_row(self, number: int) -> Iterator[Sequence[bytes] | None]:
         """Of each of ``number`` rows its records, None where it has none."""
-        if len(self.records) == number and self.rows == list(range(number)) and self.sizes.count(1) == number:
+        if self.rows == range(number) and self.sizes.count(1) == number:
             return zip(self.records)
-        spans = self._spans()
-        return (self.records[slice(*spans[row])] if row in spans else None for row in range(number))
+        by_row = {row: self.records[start:end] for row, (start, end) in self._spans().items()}
+        return map(by_row.get, range(number))
 
     def _spans(self) -> dict[int, tuple[int, int]]:
         if self._ends is None:

@@ -19,6 +19,13 @@ MAX_COUNT = 0xFFFF
 #: Outputs of one request (column ``index`` is u2).
 MAX_OUTPUTS = 1 << 16
 
+#: Column ``epoch`` is u4. It stays there: a request that somebody lies about must not make a message that no worker
+#: reads.
+MAX_EPOCH = (1 << 32) - 1
+MAX_FRONTEND = (1 << 31) - 1
+#: Alternatives of one token: with more, a frame of ``MAX_HISTORY`` tokens would be refused by its socket.
+MAX_LOGPROBS = 20
+
 REJECTIONS = frozenset(("queue", "timeout", "poison"))
 FINISH_REASONS = frozenset(("stop", "length", "abort", "error"))
 

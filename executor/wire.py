@@ -47,6 +47,9 @@ from executor.engines.base import TokenLogprob
 from executor.logprob_records import RecordRows, alternatives, cut_equal_records, cut_records
 from executor.messages import (
     FINISH_REASONS,
+    MAX_EPOCH,
+    MAX_FRONTEND,
+    MAX_LOGPROBS,
     MAX_OUTPUTS,
     REJECTIONS,
     Abort,
@@ -198,6 +201,8 @@ def _decode_sampling(fields: Mapping[Any, Any]) -> SamplingParams:
             raise WireError(f"sampling.{name}: {kind.__name__} is needed")
         else:
             values[name] = kind(value)
+    if not 0 <= (values.get("logprobs") or 0) <= MAX_LOGPROBS:
+        raise WireError(f"sampling.logprobs: 0 to {MAX_LOGPROBS} are possible")
     return SamplingParams(**values)
 
 
@@ -208,7 +213,9 @@ def _decode_submit(f: Mapping[str, Any]) -> GenerationRequest:
         raise WireError(f"prompts: {len(raw)} prompts with n={n} make no valid number of outputs")
     prompts = [_unpack({"prompts": p}, "prompts", "i") for p in raw]
     sampling = _decode_sampling(_typed(f, "sampling", dict))
-    return GenerationRequest(_int(f, "rid"), prompts, sampling, _typed(f, "spec", bytes), n, _int(f, "frontend"))
+    # What a worker is told of a request must fit an Open: one that is refused takes the rows of others with it.
+    frontend = _int(f, "frontend", 0, MAX_FRONTEND)
+    return GenerationRequest(_int(f, "rid"), prompts, sampling, _typed(f, "spec", bytes), n, frontend)
 
 
 def _encode_lost(m: WorkerLost) -> dict[str, Any]:
@@ -232,7 +239,7 @@ def _decode_resubmit(f: Mapping[str, Any]) -> Resubmit:
     delivered = _delivered(f.get("delivered"))
     if len(delivered) != request.num_outputs:
         raise WireError(f"delivered: {len(delivered)} entries for {request.num_outputs} outputs")
-    return Resubmit(request, delivered, _int(f, "epoch", 0, 2**32 - 2))
+    return Resubmit(request, delivered, _int(f, "epoch", 0, MAX_EPOCH))
 
 
 def _decode_rejected(f: Mapping[str, Any]) -> Rejected:
@@ -268,7 +275,7 @@ def _encode_steps(m: StepRecords) -> dict[str, Any]:
 def _encode_logprobs(entries: Mapping[int, Sequence[TokenLogprob]], rows: int) -> dict[str, bytes]:
     logprobs = RecordRows.of(entries)
     frame: dict[str, bytes] = {"lp": b"".join(logprobs.records)}
-    if list(logprobs.rows) != list(range(rows)):
+    if logprobs.rows != range(rows):
         frame["lp_row"] = _pack("I", logprobs.rows)
     _pack_unusual(frame, "lp_n", "H", logprobs.sizes, 1)
     if len(set(map(len, logprobs.records))) > 1:
@@ -278,9 +285,9 @@ def _encode_logprobs(entries: Mapping[int, Sequence[TokenLogprob]], rows: int) -
 
 def _decode_logprobs(f: Mapping[str, Any], count: int) -> RecordRows:
     """count: rows of the step."""
-    rows = _unpack(f, "lp_row", "I") if "lp_row" in f else list(range(count))
+    rows = _unpack(f, "lp_row", "I") if "lp_row" in f else range(count)
     sizes = _unpack_unusual(f, "lp_n", "H", len(rows), 1)
-    if len(rows) != len(sizes) or len(set(rows)) != len(rows):
+    if len(rows) != len(sizes) or (type(rows) is list and len(set(rows)) != len(rows)):
         raise WireError("logprobs: columns of different lengths, or a row twice")
     blob, ks = _typed(f, "lp", bytes), _unpack(f, "lp_k", "I") if "lp_k" in f else None
     number = sum(sizes)
@@ -309,7 +316,7 @@ def _decode_open(item: Any) -> Open:
         raise WireError("open: [rid, epoch, frontend, spec, delivered] is needed")
     rid, epoch, frontend, spec, delivered = item
     # Both come back in the columns of an emission: what does not fit there must not come in.
-    if not (0 <= rid < 2**63 and 0 <= epoch < 2**32 and 0 <= frontend < 2**31):
+    if not (0 <= rid < 2**63 and 0 <= epoch <= MAX_EPOCH and 0 <= frontend <= MAX_FRONTEND):
         raise WireError("open: rid, epoch or frontend is out of range")
     return Open(rid, epoch, frontend, spec, _delivered(delivered))
 

@@ -40,7 +40,7 @@ class Stage:
     """What one output keeps between rows, apart from its ids: incomplete characters, a stop's prefix, a held chunk.
 
     plain: rows of one id may take a fast lane of ``PostprocWorker``: no hook, held chunk, recording or resume, and
-        nobody asks which text a token completed.
+        nobody asks which text a token completed. fast: that was so at the opening, but for a resume.
     watched: it is the second lane then: there are stop strings, or log-probabilities are wanted.
     stops: the matcher, where it alone is watching: a text that it passes may take the first lane after all.
     matcher: looks for the stop strings; None where there are none.
@@ -51,7 +51,7 @@ class Stage:
     """
 
     __slots__ = (
-        "index", "plain", "watched", "stops", "output", "detokenizer", "matcher", "records", "ended", "silent",
+        "index", "plain", "fast", "watched", "stops", "output", "detokenizer", "matcher", "records", "ended", "silent",
         "silent_end", "interval", "holds", "raw_ids", "finish", "_spec", "_shown_stops", "_wants_pieces", "_held",
         "_raw_finish",
     )  # fmt: skip
@@ -89,7 +89,7 @@ class Stage:
         # Log-probabilities come with every id, and a gate looks at every text.
         self.stops = self.matcher if isinstance(self.matcher, StopMatcher) and self.records is None else None
         asked = self.watched and spec.token_pieces
-        self.plain = not hooked and interval == 1 and not spec.recording and not asked
+        self.plain = self.fast = not hooked and interval == 1 and not spec.recording and not asked
 
     def visible(self, tokens: Sequence[int], finish: Finish | None) -> Sequence[int]:
         """The ids whose text is shown: without the stop token that ended the output, unless the client wants to see

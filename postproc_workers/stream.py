@@ -237,6 +237,7 @@ class Stream:
         self._advance(stage, tokens[:split], finish if stage.silent_end else None, entries)
         stage.interval = interval
         stage.silent = max(stage.silent - split, 0)
+        stage.plain = stage.fast and not (stage.silent or stage.silent_end or stage.ended)
         if not stage.silent and (resumed := getattr(self.args, "resumed", None)) is not None:
             resumed()  # a format that numbers its events goes on behind those that the client has
         if stage.silent_end or (split == len(tokens) and finish is None):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""CPU time per token from the executor to the socket, all processes outside the engine, beside the floor of the same run.
+"""CPU time per token from the executor to the socket, all processes outside the engine, beside its floor.
 
 A real server streams chat completions of the replay engine to N clients that take whatever comes. Two paces:
 
@@ -7,8 +7,8 @@ A real server streams chat completions of the replay engine to N clients that ta
 * ``saturated``: the engine makes tokens as fast as they are taken away, and the server coalesces.
 
 The floor is one process that writes events of the same size to as many connections from one ticker over uvloop's
-transports, at the same pace, one at a time and eight at once (``scripts/bench/floor.py``). It is timed before and after;
-machines drift, so compare ratios and not microseconds of different runs.
+transports, at the same pace, one at a time and eight at once (``scripts/bench/floor.py``). It is timed before and
+after; machines drift, so compare ratios and not microseconds of different runs.
 
     scripts/bench_frontend.py [--concurrency 256 | --sweep] [--workers N] [--seconds S] [--interval S] [--json]
                               [--plot out.png]
@@ -24,12 +24,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.bench.stack import Stack
 from scripts.bench.takers import Takers, http_request
 
+ROOT = Path(__file__).resolve().parent.parent
 SWEEP = (1, 16, 64, 256, 1024, 4096)
 #: Events in one write of the coalesced floor.
 COALESCED = 8
@@ -87,9 +87,9 @@ def _wait(seconds: float) -> None:
 
 
 def floor(options: argparse.Namespace, concurrency: int, size: int, per_write: int) -> float:
-    """CPU µs per event of the ticker; saturated when it coalesces."""
-    interval = options.interval if per_write == 1 else 0.0
-    arguments = map(str, (concurrency, size, per_write, interval, min(options.seconds, 5.0)))
+    """CPU µs per event of the ticker. Both floors tick at the same pace: without a pause its writes would be joined to
+    far larger ones."""
+    arguments = map(str, (concurrency, size, per_write, options.interval, min(options.seconds, 5.0)))
     script = ROOT / "scripts" / "bench" / "floor.py"
     with subprocess.Popen([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

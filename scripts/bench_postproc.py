@@ -31,7 +31,8 @@ import sys
 import time
 from array import array
 from codecs import utf_8_decode
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,12 @@ def script(workload: str, words: int) -> str:
 def spec(workload: str) -> StreamSpec:
     """A stream's spec, made by admission from what a client would send for this workload."""
     body: dict[str, Any] = {"model": "bench", "messages": [{"role": "user", "content": "Go ahead."}]}
-    body |= {
+    asked: dict[str, dict[str, Any]] = {
         "logprobs": {"logprobs": True, "top_logprobs": TOP, "stop": list(STOPS)},
         "stops": {"stop": list(STOPS)},
         "tools": {"tools": TOOLS},
-    }.get(workload, {})
+    }
+    body |= asked.get(workload, {})
     recording: dict[str, Any] = {
         "name": "bench",
         "endpoint": "/v1/responses" if workload == "responses" else "/v1/chat/completions",
@@ -171,6 +173,9 @@ def held_back(text: str) -> int:
     return next((n for n in range(min(len(text), max(map(len, PREFIXES))), 0, -1) if text[-n:] in PREFIXES), 0)
 
 
+Parts = tuple[list[bytes], list[bytes]]
+
+
 def floor(table: Sequence[bytes], ids: Sequence[int], tokens: int, stops: bool) -> float:
     """CPU seconds for ``tokens`` tokens at the floor."""
     head, tail = event_ends()
@@ -195,7 +200,7 @@ def floor(table: Sequence[bytes], ids: Sequence[int], tokens: int, stops: bool) 
     return timed(work)
 
 
-def entry_parts(table: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+def entry_parts(table: Sequence[bytes]) -> Parts:
     """By id, the JSON of a token with a place for its number: as an alternative, and as the one that was drawn."""
     alternatives, drawn = [], []
     for data in table:
@@ -206,54 +211,46 @@ def entry_parts(table: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
     return alternatives, drawn
 
 
-def logprobs_floor(table: Sequence[bytes], steps: Sequence[bytes], requests: int) -> Callable[[], list[bytes]]:
-    """The work of ``logprobs`` at the floor, over all step frames but the first; returns the emissions of each."""
-    head, end = event_ends()
-    middle, tail = b'},"logprobs":{"content":[', b']}],"refusal":null}' + end
-    alternatives, drawn = entry_parts(table)
-
-    def work() -> list[bytes]:
-        pending, held, sent = [b""] * requests, [""] * requests, [0] * requests
-        made = []
-        for frame in steps[1:]:
-            fields = msgpack.unpackb(frame)
-            rids = memoryview(fields["rid"]).cast("q").tolist()
-            tokens = memoryview(fields["token"]).cast("i").tolist()
-            records = struct.iter_unpack(f"<{TOP + 1}d{TOP}i", fields["lp"])
-            events = []
-            for rid, token, record in zip(rids, tokens, records):
-                numbers, top = record[: TOP + 1], record[TOP + 1 :]
-                data = pending[rid] + table[token]
-                text, used = utf_8_decode(data, "replace", False)
-                pending[rid] = data[used:]
-                if held[rid] or FIRST(text):
-                    text = held[rid] + text
-                    cut = len(text) - held_back(text)
-                    text, held[rid] = text[:cut], text[cut:]
-                parts = drawn[token] + b",".join([alternatives[other] for other in top])
-                entry = parts % tuple(orjson.dumps(numbers)[1:-1].split(b","))
-                if text:
-                    events.append(head + orjson.dumps(text) + middle + entry + tail)
-                else:  # a delta without content
-                    events.append(head[: -len(b'{"content":')] + b"{" + middle + entry + tail)
-                sent[rid] += 1
-            counts = array("I", [sent[rid] for rid in rids]).tobytes()
-            sizes = array("I", map(len, events)).tobytes()
-            columns = {"rid": fields["rid"], "count": counts, "size": sizes, "payload": b"".join(events)}
-            made.append(msgpack.packb({"t": "emissions", "worker": 0, **columns}))
-        return made
-
-    return work
+def logprobs_floor(table: Sequence[bytes], parts: Parts, steps: Sequence[bytes], requests: int) -> Iterator[bytes]:
+    """The work of ``logprobs`` at the floor, over all step frames but the first; gives out the emissions of each."""
+    start, end = event_ends()
+    head, tail = start[: -len(b'{"content":')], b']}],"refusal":null}' + end
+    middle = b',"logprobs":{"content":['
+    alternatives, drawn = parts
+    pending, held, sent = [b""] * requests, [""] * requests, [0] * requests
+    for frame in steps[1:]:
+        fields = msgpack.unpackb(frame)
+        rids = memoryview(fields["rid"]).cast("q").tolist()
+        tokens = memoryview(fields["token"]).cast("i").tolist()
+        events = []
+        for rid, token, record in zip(rids, tokens, struct.iter_unpack("<d" + "id" * TOP, fields["lp"])):
+            data = pending[rid] + table[token]
+            text, used = utf_8_decode(data, "replace", False)
+            pending[rid] = data[used:]
+            if held[rid] or FIRST(text):
+                text = held[rid] + text
+                cut = len(text) - held_back(text)
+                text, held[rid] = text[:cut], text[cut:]
+            template = drawn[token] + b",".join([alternatives[other] for other in record[1::2]])
+            entry = template % tuple(orjson.dumps(record[::2])[1:-1].split(b","))
+            delta = b'{"content":' + orjson.dumps(text) + b"}" if text else b"{}"
+            events.append(b"".join((head, delta, middle, entry, tail)))
+            sent[rid] += 1
+        counts = array("I", [sent[rid] for rid in rids]).tobytes()
+        sizes = array("I", map(len, events)).tobytes()
+        columns = {"rid": fields["rid"], "count": counts, "size": sizes, "payload": b"".join(events)}
+        yield msgpack.packb({"t": "emissions", "worker": 0, **columns})
 
 
-def check_logprobs_floor(vocabulary: Vocabulary, table: Sequence[bytes], steps: Sequence[bytes], requests: int) -> None:
+def check_logprobs_floor(vocabulary: Vocabulary, least: Iterable[bytes], steps: Sequence[bytes]) -> None:
     """The floor has to do the work: its events are the worker's, apart from the role and the end."""
     worker = PostprocWorker(vocabulary, POST_PROCESSORS)
     worker.receive([decode(steps[0])])  # type: ignore[list-item]
-    made = [worker.receive([decode(frame)]).emissions[0].payload for frame in steps[1:]]  # type: ignore[list-item]
-    least = [decode(frame) for frame in logprobs_floor(table, steps, requests)()]
-    for payload, emissions in list(zip(made, least))[1:-1]:
-        if not isinstance(emissions, Emissions) or emissions.payload != payload:
+    for number, (frame, made) in enumerate(zip(steps[1:], least)):
+        payload = worker.receive([decode(frame)]).emissions[0].payload  # type: ignore[list-item]
+        emissions = decode(made)
+        alike = isinstance(emissions, Emissions) and emissions.payload == payload
+        if not alike and 0 < number < len(steps) - 2:
             raise RuntimeError("the floor's bytes are not the worker's")
 
 
@@ -278,13 +275,13 @@ def measure(vocabulary: Vocabulary, ids: Sequence[int], requests: int, tokens: i
     table = [vocabulary.token_bytes(i) for i in range(vocabulary.size)]
     steps, count = frames(ids, requests, tokens, workload), requests * tokens
     floor_count = min(count, 200_000)
+    parts = entry_parts(table)
     if workload == "logprobs":
-        check_logprobs_floor(vocabulary, table, steps, requests)
-        least = logprobs_floor(table, steps, requests)
+        check_logprobs_floor(vocabulary, logprobs_floor(table, parts, steps, requests), steps)
 
     def floor_us() -> float:
         if workload == "logprobs":
-            return timed(least) / count * 1e6
+            return timed(lambda: deque(logprobs_floor(table, parts, steps, requests), 0)) / count * 1e6
         return floor(table, ids, floor_count, workload == "stops") / floor_count * 1e6
 
     floors, workers = [floor_us()], []

@@ -7,12 +7,15 @@ Per token only the delta is escaped and put between two constants.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import orjson
 
 DONE = b"data: [DONE]\n\n"
 NULL = b"null"
+#: Stands where something is put in later; in JSON there is no such byte.
+GAP = b"\0"
 
 
 class _Escapes(dict[str, bytes]):
@@ -28,6 +31,20 @@ class _Escapes(dict[str, bytes]):
 
 #: ``ESCAPED[text]`` is the JSON string of a text.
 ESCAPED = _Escapes()
+
+
+def _tail(logprobs: bytes, finish: str | None, stop_reason: Any, usage: bytes | None) -> bytes:
+    end = b',"logprobs":' + logprobs + b',"finish_reason":' + orjson.dumps(finish)
+    if finish is not None:
+        end += b',"stop_reason":' + orjson.dumps(stop_reason)
+    return end + (b"}]}\n\n" if usage is None else b'}],"usage":' + usage + b"}\n\n")
+
+
+@lru_cache(maxsize=16)
+def _around(logprobs: bytes, usage: bytes | None) -> tuple[bytes, bytes]:
+    """The same for all streams, so they share it: of thousands, what each has of its own is in no processor's cache."""
+    before, _, behind = _tail(logprobs, None, None, usage).partition(GAP)
+    return before, behind
 
 
 class ChunkFormat:
@@ -54,10 +71,11 @@ class ChunkFormat:
         self, logprobs: bytes = NULL, finish: str | None = None, stop_reason: Any = None, usage: bytes = NULL
     ) -> bytes:
         """All of it behind that value."""
-        end = b',"logprobs":' + logprobs + b',"finish_reason":' + orjson.dumps(finish)
-        if finish is not None:
-            end += b',"stop_reason":' + orjson.dumps(stop_reason)
-        return end + (b'}],"usage":' + usage + b"}\n\n" if self._usage else b"}]}\n\n")
+        return _tail(logprobs, finish, stop_reason, usage if self._usage else None)
+
+    def around(self, logprobs: bytes) -> tuple[bytes, bytes]:
+        """A tail without finish reason and usage, before and behind the ``GAP`` in its log-probabilities."""
+        return _around(logprobs, NULL if self._usage else None)
 
     def usage(self, usage: bytes) -> bytes:
         """The event without choices that carries the final usage."""

@@ -16,10 +16,18 @@ import orjson
 from executor.messages import MAX_OUTPUTS
 from executor.result import CompletionOutput, DetokenizedGenerationResultBase
 from postproc_workers.post_processor import PostProcessor
-from serve.chunks import DONE, ESCAPED, NULL, ChunkFormat, usage_json
+from serve.chunks import DONE, ESCAPED, GAP, NULL, ChunkFormat, usage_json
 from serve.errors import EngineError, stream_error
 from serve.events import ChoiceParser, ContentDelta, Event, Folded, ToolCallDelta, choice_events
-from serve.logprobs_format import ChatLogprobs, CompletionLogprobs, chat_logprobs
+from serve.logprobs_format import (
+    ChatLogprobs,
+    ChatTokens,
+    CompletionLogprobs,
+    CompletionRow,
+    chat_logprobs,
+    completion_logprobs,
+    shared,
+)
 from serve.parsers import chat_parser, finish_reason_of
 
 #: Where reasoning text stands; the second is what some clients look for, and is sent beside the first when asked for.
@@ -95,7 +103,7 @@ class ChatChoice:
         self.head, self.tail = format.head(index), format.tail()
         self.content_head = self.head + b'{"content":'
         self.content_tail = b"}" + self.tail
-        self.told, self.told_tail = format.tail(chat_logprobs(b"\0")).split(b"\0")
+        self.told, self.told_tail = format.around(chat_logprobs(GAP))
         self.reasoning_keys = [b'"' + key.encode() + b'":' for key in reasoning_keys]
         self.parser = parser
         self.writer: ChatLogprobs | None = None
@@ -164,7 +172,7 @@ class ChatPostprocArgs(ResponseArgs):
     def writer(self, record: Record) -> ChatLogprobs | None:
         """What writes log-probabilities; None where nobody asked for them. Only the record knows the vocabulary."""
         if self._writer is None and self.logprobs and record.vocabulary is not None:
-            self._writer = ChatLogprobs(record.vocabulary, self.top_logprobs)
+            self._writer = shared(ChatTokens, record.vocabulary).writer(self.top_logprobs)
         return self._writer
 
     def items(self, record: Record) -> bytes:
@@ -256,17 +264,19 @@ def _chat_choice(args: ChatPostprocArgs, output: CompletionOutput) -> dict[str, 
 
 
 class CompletionChoice:
-    """One choice of a completion between two steps; ``plain`` and ``started`` as in ChatChoice, without a role."""
+    """One choice of a completion between two steps; ``started``, ``told`` and ``writer`` as in ChatChoice, without a
+    role. plain: it has sent something, and its events carry no usage."""
 
-    __slots__ = ("plain", "started", "head", "tail", "echo", "columns", "text", "logprobs")
+    __slots__ = ("plain", "started", "head", "tail", "told", "told_tail", "echo", "writer", "text", "logprobs")
 
     def __init__(self, index: int, format: ChunkFormat, echo: str, top: int | None) -> None:
         self.plain = self.started = False
         self.head, self.tail = format.head(index), format.tail()
+        self.told, self.told_tail = format.around(GAP)
         self.echo = echo
-        self.columns = None if top is None else CompletionLogprobs(top, len(echo))
+        self.writer = None if top is None else CompletionLogprobs(top, len(echo))
         self.text: list[str] = [echo] if echo else []
-        self.logprobs: dict[str, list[Any]] = {}
+        self.logprobs: list[CompletionRow] = []
 
 
 class CompletionPostprocArgs(ResponseArgs):
@@ -290,6 +300,8 @@ def completion_stream_post_processor(record: Record, args: CompletionPostprocArg
     choice = args.by_choice[output.index]
     if choice.plain and output.finish_reason is None:
         text = output.text_diff
+        if choice.writer is not None and (rows := _logprob_rows(record, choice)):
+            return b"".join((choice.head, ESCAPED[text], choice.told, completion_logprobs(rows), choice.told_tail))
         return choice.head + ESCAPED[text] + choice.tail if text else b""
     return _completion_step(record, args, output, choice)
 
@@ -300,12 +312,11 @@ def _completion_step(
     usage, parts, text = args.running_usage(record), [], output.text_diff
     if not choice.started and choice.echo:
         parts.append(choice.head + ESCAPED[choice.echo] + args.format.tail(usage=usage))
-    columns = _completion_columns(record, choice)
-    news = bool(text or columns or output.finish_reason is not None)
+    rows = _logprob_rows(record, choice)
+    news = bool(text or rows or output.finish_reason is not None)
     _start_completion(args, choice, bool(parts) or news)
     if news:
-        logprobs = orjson.dumps(columns) if columns else NULL
-        tail = args.format.tail(logprobs, output.finish_reason, output.stop_reason, usage)
+        tail = args.format.tail(completion_logprobs(rows), output.finish_reason, output.stop_reason, usage)
         parts.append(choice.head + ESCAPED[text] + tail)
     return b"".join(parts) + _response_end(record, args)
 
@@ -313,14 +324,14 @@ def _completion_step(
 def _start_completion(args: CompletionPostprocArgs, choice: CompletionChoice, sent: bool) -> None:
     args.started = args.started or sent
     choice.started = True
-    choice.plain = sent and choice.columns is None and not args.continuous_usage
+    choice.plain = sent and not args.continuous_usage
 
 
-def _completion_columns(record: Record, choice: CompletionChoice) -> dict[str, list[Any]]:
+def _logprob_rows(record: Record, choice: CompletionChoice) -> list[CompletionRow]:
     diff, vocabulary = record.updated.logprobs_diff, record.vocabulary
-    if choice.columns is None or not diff or vocabulary is None:
-        return {}
-    return choice.columns.columns(diff, vocabulary)
+    if choice.writer is None or not diff or vocabulary is None:
+        return []
+    return choice.writer.rows(diff, vocabulary)
 
 
 def completion_unary_post_processor(record: Record, args: CompletionPostprocArgs) -> bytes:
@@ -328,8 +339,7 @@ def completion_unary_post_processor(record: Record, args: CompletionPostprocArgs
     output = record.updated
     choice = args.by_choice[output.index]
     choice.text.append(output.text_diff)
-    for name, values in _completion_columns(record, choice).items():
-        choice.logprobs.setdefault(name, []).extend(values)
+    choice.logprobs += _logprob_rows(record, choice)
     if not record.finished:
         return b""
     return args.document(record, [_completion_choice(args, each) for each in record.outputs])
@@ -340,7 +350,7 @@ def _completion_choice(args: CompletionPostprocArgs, output: CompletionOutput) -
     return {
         "index": output.index,
         "text": "".join(choice.text),
-        "logprobs": choice.logprobs or None,
+        "logprobs": orjson.Fragment(completion_logprobs(choice.logprobs)),
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
     }

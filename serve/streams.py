@@ -4,8 +4,8 @@ The slot of a client that keeps up is empty: once its response has begun, events
 (``attach``). Only a client that does not keep up has them gather here; it finds more in its slot, not a longer queue of
 chunks, and delays nobody else. What gathers is bounded: before more goes into the slot of an event stream, what waits
 already (here, on its way into the transport, and in the transport) is held against ``client_buffer_bytes``, and a
-client beyond it is disconnected. So the bound is that limit and one payload: a payload that is larger than the limit is no
-backlog by itself, and neither is a unary body.
+client beyond it is disconnected. So the bound is that limit and one payload: a payload that is larger than the limit is
+no backlog by itself, and neither is a unary body.
 
 **Comments.** A stream that has begun and is silent gets ``: ping`` and a blank line (HTML standard, 9.2.6: a line that
 starts with a colon is ignored), so that no proxy on the way takes it for dead. They go into an empty slot, hence

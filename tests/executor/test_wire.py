@@ -342,8 +342,13 @@ def test_wrong_types_and_ranges(name: str) -> None:
         ({"open": [[1, 0, 0, b"", [[-3, True]]]]}, "delivered"),
         ({"open": [[1, 0, 0, b"", [[2**32, True]]]]}, "delivered"),
         ({"lp_row": b"\x09\x00\x00\x00"}, "logprobs"),
-        ({"lp_k": b"\x00" * 4}, "logprobs"),
+        ({"lp_row": b"\x00" * 8, "lp_n": b"\x01\x00" * 2}, "logprobs"),
+        ({"lp_row": b"\x00" * 3}, "lp_row"),
+        ({"lp_k": b"\x00" * 8}, "logprobs"),
+        ({"lp_k": b"\x00" * 12}, "logprobs"),
         ({"lp_n": b"\x03\x00"}, "logprobs"),
+        ({"lp": b"\x00" * 41}, "logprobs"),
+        ({"lp": [0.5]}, "lp"),
     ],
 )
 def test_a_refusal_names_the_field(changed: dict[str, Any], named: str) -> None:
@@ -399,8 +404,11 @@ def bombs() -> dict[str, bytes]:
         "stamp": 0}),
         "zero tokens": msgpack.packb({"t": "steps", "rid": b"\0" * 8, "count": b"\xff\xff", "token": b"", "stamp": 0}),
         "declared alternatives": msgpack.packb(
-            {"t": "steps", "rid": b"\0" * 8, "token": b"\0" * 4, "stamp": 0, "lp_row": b"\0" * 4, "lp_n": b"\x01\x00",
-             "lp_value": b"\0" * 8, "lp_k": b"\xff\xff", "lp_id": b"", "lp_alt": b""}
+            {"t": "steps", "rid": b"\0" * 8, "token": b"\0" * 4, "stamp": 0, "lp": b"\0" * 8, "lp_k": b"\xff" * 4}
+        ),
+        "declared records": msgpack.packb(
+            {"t": "steps", "rid": b"\0" * 8, "count": b"\xff\xff", "token": b"", "stamp": 0, "lp": b"\0" * 8,
+             "lp_n": b"\xff\xff"}
         ),
         "declared sizes": msgpack.packb(
             {"t": "emissions", "worker": 0, "rid": b"\0" * 8, "count": b"\0" * 4, "size": b"\xff" * 4,

@@ -47,6 +47,8 @@ from tests.helpers import ALL_POST_PROCESSORS, CHAT, COMPLETIONS, Client, reques
 
 #: The request that no hostile message names; its front end, and where it is.
 WITNESS, FRONTEND, WORKER = 7, 0, 0
+#: Of the engine: small, for one is made in every example.
+VOCABULARY = 1000
 
 
 def test_every_kind_of_message_is_drawn() -> None:
@@ -137,7 +139,9 @@ class Executor:
     """An executor that has, or takes over, the witness; and what its workers are sent, read as they would read it."""
 
     def __init__(self, incarnation: int = 0) -> None:
-        self.core = ExecutorCore(ReplayEngine(), incarnation=incarnation, frontends=incarnation)
+        self.core = ExecutorCore(
+            ReplayEngine({"vocab_size": VOCABULARY}), incarnation=incarnation, frontends=incarnation
+        )
         self.tokens: list[int] = []
         self.logprobs: list[Any] = []
         self.ended = False

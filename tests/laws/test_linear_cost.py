@@ -131,7 +131,9 @@ def test_the_state_of_a_stream_is_its_ids_and_a_bound(name: str, kind: str) -> N
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert grown < 1000 * 6, f"{grown / 1000:.1f} bytes a token, of which an id is 4"
+    # A new executor asks for log-probabilities too: 32 bytes for a token with two alternatives, as one object.
+    most = 6 + 100 if kind == "logprobs" else 6
+    assert grown < 1000 * most, f"{grown / 1000:.1f} bytes a token, of which an id is 4"
 
 
 def test_many_open_requests_cost_a_step_no_more() -> None:

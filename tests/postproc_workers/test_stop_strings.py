@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from postproc_workers.stop_strings import MAX_STOPS, Literals, LiteralScanner, StopMatcher, StopStrings
+from postproc_workers.stop_strings import MAX_CLEAR, MAX_STOPS, Literals, LiteralScanner, StopMatcher, StopStrings
 from tests.postproc_workers.counting import calls
 
 #: Parts of delimiters: drawn together they make near-misses, overlaps and stops inside each other.
@@ -111,6 +111,33 @@ def test_a_text_without_a_first_character_is_returned_itself(include: bool) -> N
     text = "nothing here"
     for stops in (["STOP"], ["STOP", "END"]):
         assert StopStrings(stops, include=include).matcher().feed(text) is text
+
+
+@given(text=TEXTS, more=TEXTS, stops=STOPS)
+def test_what_passes_would_have_been_returned_as_it_is(text: str, more: str, stops: list[str]) -> None:
+    matcher, other = StopStrings(stops).matcher(), StopStrings(stops).matcher()
+    matcher.feed(text)
+    other.feed(text)
+    for _ in range(2):  # the second time from memory
+        if matcher.passes(more):
+            assert other.feed(more) == more and (other.held, other.matched) == ("", None)
+        else:
+            assert matcher.held or matcher.matched is not None or any(stop[0] in more for stop in stops)
+
+
+def test_what_is_remembered_of_texts_is_bounded() -> None:
+    stops = StopStrings(["<stop>", "never"])
+    matcher = stops.matcher()
+    for number in range(MAX_CLEAR + 100):
+        assert matcher.passes(str(number)) and matcher.feed(str(number)) == str(number)
+    assert matcher.passes("x" * 99) and len(stops.literals.clear) == MAX_CLEAR
+    assert not matcher.passes("<") and matcher.feed("<") == "" and not matcher.passes("1")
+
+
+def test_equal_stops_are_compiled_once_unless_they_are_long() -> None:
+    assert StopStrings(["a", "b"]).literals is StopStrings(("a", "b"), include=True).literals
+    assert StopStrings(["a", "b"]).literals is not StopStrings(["b", "a"]).literals
+    assert StopStrings(["x" * 300]).literals is not StopStrings(["x" * 300]).literals
 
 
 @pytest.mark.parametrize("stops", [[], [""], ["a", ""], ["x"] * (MAX_STOPS + 1)])

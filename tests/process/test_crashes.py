@@ -60,7 +60,9 @@ def assert_undisturbed(tokenizer: Path, requests: list[tuple[str, dict[str, Any]
 def replaced(server: Server, workers: int, restarts: int) -> None:
     """Until the pool is whole again, with that many restarts in all."""
     wanted = {"status": "ok", "workers": workers, "worker_restarts": restarts, "paused_workers": 0, "open_requests": 0}
-    until(lambda: server.health().items() >= wanted.items(), lambda: f"{wanted}, but {server.health()}\n{server.log}", 30)
+    until(
+        lambda: server.health().items() >= wanted.items(), lambda: f"{wanted}, but {server.health()}\n{server.log}", 30
+    )
 
 
 def resumed(server: Server) -> float:

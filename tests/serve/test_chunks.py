@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.chunks import DONE, ESCAPED, NULL, ChunkFormat, usage_json
+from serve.chunks import DONE, ESCAPED, GAP, NULL, ChunkFormat, usage_json
 
 AWKWARD = st.text(
     st.characters(exclude_categories=["Cs"]) | st.sampled_from('"\\\n\r\t\x00\x1f\x7f\u2028\u2029</\ufeff😀'),
@@ -67,3 +68,12 @@ def test_the_final_usage_stands_alone() -> None:
 
 def test_the_end_of_a_stream() -> None:
     assert DONE == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("around", [b"", b"[", b'{"content":['])
+def test_what_is_put_into_a_gap_is_part_of_the_tail(around: bytes, usage: bool) -> None:
+    made = [ChunkFormat(name, "k", 1, "m", "delta", usage) for name in ("a", "b")]
+    before, behind = made[0].around(around + GAP)
+    assert before + b"1" + behind == made[0].tail(around + b"1")
+    assert made[1].around(around + GAP)[0] is before
