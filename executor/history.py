@@ -54,8 +54,11 @@ class OutputHistory:
 def history_rows(
     rid: int, index: int, tokens: array[int], logprobs: Sequence[TokenLogprob] | None = None
 ) -> list[StepRow]:
-    """Ids, and an entry for each of them where there are any, as rows of at most ``MAX_COUNT`` ids."""
+    """Ids, and an entry for each of them, as rows of at most ``MAX_COUNT`` ids. Entries that some ids lack would stand
+    beside the wrong ones, and make no message: then there are none."""
     rows = []
+    if logprobs is not None and len(logprobs) < len(tokens):
+        logprobs = None
     for start in range(0, len(tokens), MAX_COUNT):
         part = slice(start, start + MAX_COUNT)
         rows.append(

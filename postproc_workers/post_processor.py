@@ -12,6 +12,18 @@ from typing import Any, NamedTuple
 from executor.result import DetokenizedGenerationResultBase
 
 
+class Express(NamedTuple):
+    """What a worker has to know to write a stream's usual events itself, without a call of ``process``.
+
+    escaped: text -> the bytes that stand for it in an event.
+    around: args -> the bytes before and behind them, or None. Not None means: until the request's only output ends,
+        every step that adds text makes one event of this form, and a step that adds none makes none.
+    """
+
+    escaped: Mapping[str, bytes]
+    around: Callable[[Any], tuple[bytes, bytes] | None]
+
+
 class PostProcessor(NamedTuple):
     """One entry of a table of post-processors.
 
@@ -21,12 +33,14 @@ class PostProcessor(NamedTuple):
     fail: (args, message) -> (bytes, whole): how the response ends when the request fails. ``whole``: nothing had been
         sent and the bytes are a complete JSON document with an error object.
     streams: False when the response is one document: there are no bytes before the end, and text is kept.
+    express: see there; None where events are not that simple.
     """
 
     process: Callable[[DetokenizedGenerationResultBase, Any], bytes]
     make_args: Callable[[Mapping[str, Any]], Any]
     fail: Callable[[Any, str], tuple[bytes, bool]]
     streams: bool = True
+    express: Express | None = None
 
 
 def load_object(name: str, what: str) -> Any:

@@ -40,11 +40,12 @@ class Stream:
     flags: what the last row ended, as the emission flags of ``executor.messages``; the worker clears it.
     cancels: outputs that ended here before the engine ended them; the worker passes them on and clears the list.
     late_tokens: tokens that came for an output that had already ended.
+    express: how a worker may write this stream's usual events itself, None where it may not.
     """
 
     __slots__ = (
         "rid", "epoch", "frontend", "spec", "record", "args", "process", "stages", "flags", "cancels", "late_tokens",
-        "_post_processor", "_size", "_hook_factory", "_hook",
+        "express", "_post_processor", "_size", "_hook_factory", "_hook",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +74,8 @@ class Stream:
         self.stages = [
             Stage(out, spec, vocabulary, stops, interval, hook_factory is not None) for out in self.record.outputs
         ]
+        alone = len(self.stages) == 1 and self.stages[0].plain and not self.stages[0].watched
+        self.express = post_processor.express if alone else None
         for stage, (count, ended) in zip(self.stages, opened.delivered):
             stage.silent, stage.silent_end = count, ended
             stage.plain = stage.plain and not count and not ended

@@ -15,7 +15,7 @@ import orjson
 
 from executor.messages import MAX_OUTPUTS
 from executor.result import CompletionOutput, DetokenizedGenerationResultBase
-from postproc_workers.post_processor import PostProcessor
+from postproc_workers.post_processor import Express, PostProcessor
 from serve.chunks import DONE, ESCAPED, GAP, NULL, ChunkFormat, usage_json
 from serve.errors import EngineError, stream_error
 from serve.events import ChoiceParser, ContentDelta, Event, Folded, ToolCallDelta, choice_events
@@ -373,10 +373,27 @@ def fail_unary(args: ResponseArgs, message: str) -> tuple[bytes, bool]:
 
 
 #: What a worker is given at start-up, by the dotted name of this table.
+def _around_chat(args: ChatPostprocArgs) -> tuple[bytes, bytes] | None:
+    choice = args.by_choice[0]
+    return (choice.content_head, choice.content_tail) if choice.plain else None
+
+
+def _around_completion(args: CompletionPostprocArgs) -> tuple[bytes, bytes] | None:
+    choice = args.by_choice[0]
+    return (choice.head, choice.tail) if choice.plain else None
+
+
+_EXPRESS_CHAT, _EXPRESS_COMPLETION = Express(ESCAPED, _around_chat), Express(ESCAPED, _around_completion)
+
 POST_PROCESSORS = {
-    "chat_stream": PostProcessor(chat_stream_post_processor, ChatPostprocArgs, fail_stream),
+    "chat_stream": PostProcessor(chat_stream_post_processor, ChatPostprocArgs, fail_stream, express=_EXPRESS_CHAT),
     "chat_unary": PostProcessor(chat_unary_post_processor, ChatPostprocArgs, fail_unary, streams=False),
-    "completion_stream": PostProcessor(completion_stream_post_processor, CompletionPostprocArgs, fail_stream),
+    "completion_stream": PostProcessor(
+        completion_stream_post_processor,
+        CompletionPostprocArgs,
+        fail_stream,
+        express=Express(ESCAPED, _around_completion),
+    ),
     "completion_unary": PostProcessor(
         completion_unary_post_processor, CompletionPostprocArgs, fail_unary, streams=False
     ),

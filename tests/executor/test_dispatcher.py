@@ -378,3 +378,14 @@ def test_a_dead_workers_cancel_is_not_heard() -> None:
     lose(dispatcher, 0, ())
     assert dispatcher.cancel(1, 0, worker=0) == []
     assert dispatcher.cancel(1, 0, worker=1) == [0]
+
+
+def test_a_history_whose_entries_do_not_fit_is_resent_without_them() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.worker_joined(0)
+    dispatcher.submit(request(1))
+    dispatcher.record([StepRow(1, 0, [5, 6])])
+    dispatcher.record([StepRow(1, 0, [7], logprobs=[TokenLogprob(-0.5)])])
+    lose(dispatcher, 0, ())
+    ((_, steps),) = dispatcher.take(0)
+    assert [(list(ids), logprobs) for _, _, ids, _, logprobs in steps.rows()] == [([5, 6, 7], None)]

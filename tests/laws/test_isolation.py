@@ -43,7 +43,7 @@ def breaking(entry: PostProcessor, at: int, error: Exception) -> PostProcessor:
             raise error
         return entry.process(record, args)
 
-    return entry._replace(process=process)
+    return entry._replace(process=process, express=None)
 
 
 class Vocabulary:

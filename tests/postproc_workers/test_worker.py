@@ -79,7 +79,7 @@ def process_breaks(record: DetokenizedGenerationResultBase, args: Any) -> bytes:
 
 CHAT_STREAM = ALL_POST_PROCESSORS["chat_stream"]
 BROKEN: dict[str, PostProcessor] = {
-    "process": CHAT_STREAM._replace(process=process_breaks),
+    "process": CHAT_STREAM._replace(process=process_breaks, express=None),
     "arguments": CHAT_STREAM._replace(make_args=raises(KeyError("id"))),
 }
 
@@ -512,6 +512,14 @@ def test_what_is_held_for_a_chunk_or_asked_for_is_told_too() -> None:
     (_, _, ids, finish, logprobs), *_ = recalled(bench).rows()
     assert (list(ids), finish) == (HELLO[:5], None)
     assert logprobs is not None and list(logprobs) == entries
+
+
+def test_entries_that_some_ids_lack_are_not_told() -> None:
+    bench = Bench(spec_of(CHAT, logprobs=True))
+    bench.give(row(HELLO[:2]))
+    bench.give(row(HELLO[2:3], logprobs=[TokenLogprob(-0.5)]))
+    (_, _, ids, _, logprobs), *_ = recalled(bench).rows()
+    assert list(ids) == HELLO[:3] and logprobs is None
 
 
 def test_many_histories_come_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
