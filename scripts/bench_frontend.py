@@ -20,6 +20,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,10 @@ def measure(options: argparse.Namespace, concurrency: int, mode: str) -> Cost:
         idle = stack.memory()
         with Takers("127.0.0.1", stack.port, concurrency, http_request("/v1/chat/completions", body)) as takers:
             takers.ready()
-            before, cpu, taken = stack.fresh_metrics(), stack.cpu(), takers.taken()
-            _wait(options.seconds)
+            before, cpu, taken, begin = stack.fresh_metrics(), stack.cpu(), takers.taken(), time.monotonic()
+            time.sleep(options.seconds)
             after, cpu_after, taken_after = stack.fresh_metrics(), stack.cpu(), takers.taken()
+            elapsed = time.monotonic() - begin
             memory = stack.memory() - idle
     grown = {name: after[name] - before.get(name, 0.0) for name in after}
     tokens = grown["tailrace_executor_tokens_total"]
@@ -76,14 +78,10 @@ def measure(options: argparse.Namespace, concurrency: int, mode: str) -> Cost:
     shipping = 1e6 * grown["tailrace_executor_shipping_seconds_total"] / tokens
     events = max(1, taken_after[1] - taken[1])
     return Cost(
-        concurrency, mode, tokens / options.seconds, tokens / events, (taken_after[0] - taken[0]) / events,
+        concurrency, mode, tokens / elapsed, tokens / events, (taken_after[0] - taken[0]) / events,
         per_token["front end"], per_token["worker"], shipping, per_token["executor"] - shipping,
         memory / concurrency / 1024,
     )  # fmt: skip
-
-
-def _wait(seconds: float) -> None:
-    subprocess.run(["sleep", str(seconds)], check=True)
 
 
 def floor(options: argparse.Namespace, concurrency: int, size: int, per_write: int) -> float:
