@@ -150,7 +150,7 @@ def check_json(scope: Scope) -> None:
     """Refuse a body that says it is something else than plain JSON; nothing said is taken for JSON."""
     for name, value in scope["headers"]:
         said = value.decode("latin-1").strip()[:80]
-        if name == b"content-type" and said and "json" not in said.lower():
+        if name == b"content-type" and said and "json" not in said.partition(";")[0].lower():
             raise BadRequestError(f"The content type must be application/json, not {said}.", status=415)
         if name == b"content-encoding" and said.lower() not in ("", "identity"):
             raise BadRequestError(f"The content encoding {said} is not supported; send the body as it is.", status=415)

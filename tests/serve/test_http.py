@@ -111,7 +111,13 @@ def test_json(said: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(b"content-type", b"text/plain"), (b"content-type", b"\xff"), (b"content-encoding", b"gzip")]
+    ("name", "value"),
+    [
+        (b"content-type", b"text/plain"),
+        (b"content-type", b"text/plain; x=json"),
+        (b"content-type", b"\xff"),
+        (b"content-encoding", b"gzip"),
+    ],
 )
 def test_something_else(name: bytes, value: bytes) -> None:
     with pytest.raises(BadRequestError) as caught:
