@@ -34,6 +34,8 @@ from typing import Any
 
 import zmq
 
+from executor.supervision import Pulse
+
 logger = logging.getLogger("tailrace.child")
 
 BEAT_INTERVAL = 0.5
@@ -53,7 +55,7 @@ class ChildError(RuntimeError):
 
 def beat_interval(hang_timeout: float) -> float:
     """Seconds between beats, for the config of a child that hangs after ``hang_timeout`` s of silence; 0: never."""
-    return min(BEAT_INTERVAL, hang_timeout / 10) if hang_timeout else BEAT_INTERVAL
+    return min(BEAT_INTERVAL, Pulse(hang_timeout).interval) if hang_timeout else BEAT_INTERVAL
 
 
 def end_in_words(code: int) -> str:

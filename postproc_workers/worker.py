@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequen
 from dataclasses import dataclass
 from typing import Any
 
+from executor.batch import MAX_HISTORY
 from executor.engines.base import StepRow
 from executor.messages import (
     BODY,
@@ -34,8 +35,6 @@ from postproc_workers.vocabulary import TokenError, Vocabulary
 
 logger = logging.getLogger("tailrace.worker")
 
-#: Ids in one message of histories.
-MAX_HISTORY = 1 << 19
 #: Bytes of one message's payload at most: well below the frame that a socket refuses (``executor.wire.MAX_FRAME``).
 MAX_PAYLOAD = 128 << 20
 

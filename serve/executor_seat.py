@@ -58,20 +58,15 @@ class ExecutorSeat:
         )
 
     @property
-    def info(self) -> EngineInfo:
-        """What the engine said of itself."""
-        assert self._info is not None, "start() first"
-        return self._info
-
-    @property
     def pid(self) -> int | None:
         """The executor's process id, None while there is none."""
         return self._seat.child.pid if self._seat.child is not None else None
 
     async def start(self) -> EngineInfo:
-        """Start it; returns when it can work. ChildError with the reason if it cannot."""
+        """Start it; returns what its engine says of itself. ChildError with the reason if it cannot work."""
         await self._seat.start()
-        return self.info
+        assert self._info is not None
+        return self._info
 
     async def stop(self, timeout: float) -> None:
         """End it; idempotent."""

@@ -15,8 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from scripts.bench.cpu import Process, ProcessTable
+
 ROOT = Path(__file__).resolve().parents[2]
-_TICKS = os.sysconf("SC_CLK_TCK")
+#: what a process runs -> what it is
+_KINDS = {"executor.process": "executor", "postproc_workers.process": "worker"}
 
 
 class Stack:
@@ -60,27 +63,20 @@ class Stack:
                 return now
             time.sleep(0.02)
 
-    def processes(self) -> dict[str, list[int]]:
-        """Process ids by what they are: front end, executor, worker."""
-        found: dict[str, list[int]] = {"front end": [self._child.pid], "executor": [], "worker": []}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                parent = int(folder.joinpath("stat").read_text().rpartition(")")[2].split()[1])
-                command = folder.joinpath("cmdline").read_bytes()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if parent == self._child.pid:
-                kind = "executor" if b"executor.process" in command else "worker"
-                found[kind].append(int(folder.name))
+    def processes(self) -> dict[str, list[Process]]:
+        """The processes by what they are: front end, executor, worker."""
+        found: dict[str, list[Process]] = {"front end": [], "executor": [], "worker": []}
+        for process in ProcessTable().tree([self._child.pid]).values():
+            found[_KINDS.get(process.name, "front end")].append(process)
         return found
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds so far by kind of process."""
-        return {kind: sum(map(cpu_seconds, pids)) for kind, pids in self.processes().items()}
+        return {kind: sum(process.cpu_seconds for process in found) for kind, found in self.processes().items()}
 
     def memory(self) -> int:
         """Proportional set size of all processes, bytes: shared pages are counted once."""
-        return sum(_pss(pid) for pids in self.processes().values() for pid in pids)
+        return sum(_pss(process.pid) for found in self.processes().values() for process in found)
 
     def __enter__(self) -> Stack:
         return self
@@ -91,12 +87,6 @@ class Stack:
         for _ in range(2):  # at once: nobody waits for these streams
             self._child.send_signal(signal.SIGTERM)
         self._child.wait(60)
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def _pss(pid: int) -> int:

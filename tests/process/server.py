@@ -36,6 +36,16 @@ STOP_TIMEOUT = 20.0
 _LISTENS = re.compile(r"tailrace serves \S+ at (http://\S+)")
 _ROLES = {"executor.process": "executor", "postproc_workers.process": "worker"}
 
+#: Gauges of what is open, in the front end, the executor, its engine and the workers.
+OPEN = (
+    "tailrace_open_requests",
+    "tailrace_executor_open_requests",
+    "tailrace_executor_parked_requests",
+    "tailrace_executor_running_outputs",
+    "tailrace_executor_waiting_outputs",
+    "tailrace_worker_open_requests",
+)
+
 
 class DeadlineError(AssertionError):
     """Something did not happen in time."""

@@ -9,19 +9,9 @@ from typing import Any
 import pytest
 
 from tests.process.client import Exchange, begin, fetch
-from tests.process.server import Server, until
+from tests.process.server import OPEN, Server, until
 from tests.process.test_crashes import ENDLESS, begin_all, in_the_middle
 from tests.process.test_streams import chat, completion
-
-#: Gauges of what is open, in the front end, the executor, its engine and the workers.
-OPEN = (
-    "tailrace_open_requests",
-    "tailrace_executor_open_requests",
-    "tailrace_executor_parked_requests",
-    "tailrace_executor_running_outputs",
-    "tailrace_executor_waiting_outputs",
-    "tailrace_worker_open_requests",
-)
 
 
 def opened(server: Server) -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import Coroutine
 from dataclasses import fields, replace
@@ -24,9 +23,10 @@ from serve import app, http
 from serve.admission import ServerFacts
 from serve.app import App, ServerState
 from serve.limits import ClientLimits
-from serve.outlets import HIGH_WATER, KEY
+from serve.outlets import KEY
 from serve.prompts import Prompts
 from tests.recordings.build_tokenizers import byte_level
+from tests.serve.test_streams import Pipe
 
 T = TypeVar("T")
 
@@ -462,29 +462,18 @@ def test_an_executor_that_takes_nothing() -> None:
 # -------------------------------------------------------------------------------- clients that do not read
 
 
-class Pipe:
+class StoppedPipe(Pipe):
     """A transport of which nobody takes anything."""
 
     def __init__(self, client: Client) -> None:
-        self.size, self.aborted, self._client = 0, False, client
+        super().__init__()
+        self._client = client
 
     def write(self, data: bytes) -> None:
         raise AssertionError("this client takes nothing")
 
-    def get_write_buffer_size(self) -> int:
-        return self.size
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        assert high == HIGH_WATER
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self
-
-    def setsockopt(self, level: int, name: int, value: Any) -> None:
-        assert (level, name) == (socket.SOL_SOCKET, socket.SO_LINGER)
-
     def abort(self) -> None:
-        self.aborted = True
+        super().abort()
         self._client.leave()
 
 
@@ -493,7 +482,7 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_request_aborted(
 ) -> None:
     async def main() -> None:
         served, client = Served(client_buffer_bytes=100), Client(json.dumps({**CHAT, "stream": True}).encode())
-        pipe = Pipe(client)
+        pipe = StoppedPipe(client)
         outlet = served.app.outlets.opened(pipe)
         call = asyncio.create_task(
             served.call("/v1/chat/completions", client=client, state={KEY: outlet}, x_request_id="mine")

@@ -16,17 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.process.chaos.processes import Member, files, members, ownerless, zombies
 from tests.process.client import fetch
-from tests.process.server import Server
+from tests.process.server import OPEN, Server
 
-#: Gauges of what is open, in the front end, the executor, its engine and the workers.
-OPEN = (
-    "tailrace_open_requests",
-    "tailrace_executor_open_requests",
-    "tailrace_executor_parked_requests",
-    "tailrace_executor_running_outputs",
-    "tailrace_executor_waiting_outputs",
-    "tailrace_worker_open_requests",
-)
 #: Descriptors that a process may have more than one of its role had before: a connection of our own, a log that rolls.
 FEW_DESCRIPTORS = 4
 #: Bytes that the launcher may grow by. An allocator keeps the pages of the largest crowd there was, and the store of
