@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any
 
 from executor.dispatcher import Dispatcher
@@ -60,6 +60,9 @@ class ExecutorCore:
         self._engine = engine
         self._clock = clock
         self._recovery = Recovery(frontends)
+        #: front ends that have spoken and are not known to be gone; and those whose predecessor's end is yet to be told
+        self._present: set[int] = set()
+        self._replaced: set[int] = set()
         #: aborts of requests that are not taken over yet
         self._aborted: set[int] = set()
         self._now = 0
@@ -73,8 +76,13 @@ class ExecutorCore:
             FrontendLost: self._frontend_lost,
             Resubmit: self._resubmit,
             Histories: self._recovery.histories,
-            Synced: lambda m: self._recovery.synced(m.frontend),
+            Synced: self._synced,
         }
+
+    @property
+    def workers(self) -> Collection[int]:
+        """Those that take requests."""
+        return self.dispatcher.workers
 
     def start(self, wake: Callable[[], None]) -> EngineInfo:
         """Start the engine; see ``Engine.start``."""
@@ -190,8 +198,8 @@ class ExecutorCore:
     # -------------------------------------------------------------------------------- who comes and goes
 
     def _worker_joined(self, message: WorkerJoined) -> None:
-        self._recovery.worker_joined(message.worker)
-        self.dispatcher.worker_joined(message.worker)
+        self._recovery.worker_joined(message.worker, message.frontend)
+        self.dispatcher.worker_joined(message.worker, message.frontend)
 
     def _worker_lost(self, message: WorkerLost) -> None:
         self._recovery.worker_lost(message)
@@ -201,10 +209,28 @@ class ExecutorCore:
             self.answers.append((request.frontend, Rejected(request.rid, "poison")))
 
     def _frontend_lost(self, message: FrontendLost) -> None:
-        self._recovery.forget_frontend(message.frontend)
-        rids = self.dispatcher.of_frontend(message.frontend)
+        if message.frontend in self._replaced:  # it is its predecessor that is meant
+            self._replaced.discard(message.frontend)
+            return
+        self._present.discard(message.frontend)
+        self._abandon(message.frontend)
+        self.dispatcher.frontend_lost(message.frontend)
+
+    def _synced(self, message: Synced) -> None:
+        """A front end has said all. One that is there already is another one in its place, and came before the news of
+        that one's end."""
+        if message.frontend in self._present:
+            self._replaced.add(message.frontend)
+            self._abandon(message.frontend)
+        self._present.add(message.frontend)
+        self._recovery.synced(message.frontend)
+
+    def _abandon(self, frontend: int) -> None:
+        """Nobody waits for its requests any more."""
+        self._recovery.forget_frontend(frontend)
+        rids = self.dispatcher.of_frontend(frontend)
         if rids:
-            logger.warning("front end %d is gone: %d requests are aborted", message.frontend, len(rids))
+            logger.warning("front end %d is gone: %d requests are aborted", frontend, len(rids))
         for rid in rids:
             self._release(Release(rid))
 

@@ -15,7 +15,7 @@ fails after ``MAX_FRUITLESS`` of them without a word to its client.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from executor.batch import Batch
@@ -36,7 +36,7 @@ MAX_FRUITLESS = 8
 
 @dataclass(slots=True)
 class Route:
-    """One open request. worker: None while no worker is there to take it. kills: workers that died while they handled
+    """One open request. worker: None while no worker has it. kills: workers that died while they handled
     it. fruitless: workers lost one after the other since its client got anything; delivered: how much that was.
 
     first: outputs that have to end on the worker before it gets rows of the others (behind), because their end is with
@@ -56,7 +56,12 @@ class Route:
 
 
 class Dispatcher:
-    """Routes rows to workers. Requests are spread by how many each worker has open."""
+    """Routes rows to workers. Requests are spread by how many each worker has open.
+
+    Each front end announces the workers that it knows of, and gets none of another: so it knows of everyone that may
+    send it something. Each also says when one is lost, and only then do its requests go on elsewhere: before that, more
+    of the lost worker's last words may reach its clients. They are in *limbo* meanwhile.
+    """
 
     def __init__(self, max_fruitless: int = MAX_FRUITLESS, incarnation: int = 0) -> None:
         self._max_fruitless = max_fruitless
@@ -69,6 +74,10 @@ class Dispatcher:
         self._routes: dict[int, Route] = {}
         #: worker -> its open requests
         self._load: dict[int, set[int]] = {}
+        #: worker -> front ends that have announced it, and not said that it is lost
+        self._known: dict[int, set[int]] = {}
+        #: lost worker -> requests whose front end does not know
+        self._limbo: dict[int, set[int]] = {}
         #: worker -> what it gets with the next ``take``
         self._batches: dict[int, Batch] = {}
         #: requests whose next row is most likely one id of their only output: where that goes, see ``record``
@@ -101,7 +110,7 @@ class Dispatcher:
 
     def adopt(self, known: Resubmit, outputs: Sequence[OutputHistory] = (), epoch: int = 0, worker: int = -1) -> None:
         """Take over a request of an executor that died. outputs: what was generated, () if nobody knows; epoch, worker:
-        who has it; a worker that is not there (any more) leaves it to be opened anew. ValueError as for ``submit``."""
+        who has or had it; a worker that is not there leaves it to be opened anew. ValueError as for ``submit``."""
         request = known.request
         if request.rid in self._routes:
             raise ValueError(f"rid {request.rid} is already open")
@@ -111,6 +120,10 @@ class Dispatcher:
             route.worker, route.epoch = worker, epoch
             self._load[worker].add(request.rid)
             self._speed_up(route)
+            return
+        if worker in self._limbo and request.frontend in self._known[worker]:
+            route.epoch = epoch
+            self._limbo[worker].add(request.rid)
             return
         route.epoch = min(max(epoch, known.epoch) + 1, MAX_EPOCH)
         self._place(request.rid, known.delivered)
@@ -199,12 +212,22 @@ class Dispatcher:
         route = self._routes.pop(rid, None)
         self._usual.pop(rid, None)
         self._parked.pop(rid, None)
+        for limbo in self._limbo.values():
+            limbo.discard(rid)
         if route is not None and route.worker is not None:
             self._load[route.worker].discard(rid)
         return open_ones
 
-    def worker_joined(self, worker: int) -> None:
-        """A worker can take requests; those that waited for one go to it."""
+    @property
+    def workers(self) -> Collection[int]:
+        """Those that take requests."""
+        return self._load.keys()
+
+    def worker_joined(self, worker: int, frontend: int = 0) -> None:
+        """A worker can take requests of a front end; those that waited for one go to it."""
+        self._known.setdefault(worker, set()).add(frontend)
+        if worker in self._limbo:  # another front end knows better
+            return
         self._load.setdefault(worker, set())
         self._batches.setdefault(worker, Batch())
         parked, self._parked = self._parked, {}
@@ -212,12 +235,11 @@ class Dispatcher:
             self._place(rid, delivered)
 
     def worker_lost(self, lost: WorkerLost) -> list[GenerationRequest]:
-        """A worker is gone: open its requests elsewhere, from what their clients have. Returns those that seem to kill
-        every worker: they are forgotten, and reach no further one."""
+        """A worker is gone: open its requests elsewhere, from what their clients have; those of the front end that says
+        so. Returns those that seem to kill every worker: they are forgotten, and reach no further one."""
         condemned = []
-        self._batches.pop(lost.worker, None)
-        for rid in sorted(self._load.pop(lost.worker, ())):
-            self._usual.pop(rid, None)
+        self._to_limbo(lost.worker)
+        for rid in self._out_of_limbo(lost.worker, lost.frontend):
             route = self._routes[rid]
             delivered = lost.delivered.get(rid, ())
             route.kills += rid == lost.culprit
@@ -231,6 +253,36 @@ class Dispatcher:
             self.resumed += 1
             self._place(rid, delivered)
         return condemned
+
+    def frontend_lost(self, frontend: int) -> None:
+        """A front end is gone, and its requests are released. The workers stay: another one will come in its place."""
+        for worker, known in list(self._known.items()):
+            known.discard(frontend)
+            self._forget_lost(worker)
+
+    def _to_limbo(self, worker: int) -> None:
+        """Somebody has said that a worker is gone."""
+        if worker in self._load:
+            del self._batches[worker]
+            self._limbo[worker] = self._load.pop(worker)
+            for rid in self._limbo[worker]:
+                self._routes[rid].worker = None
+                self._usual.pop(rid, None)
+
+    def _out_of_limbo(self, worker: int, frontend: int) -> list[int]:
+        """A front end takes nothing more from a lost worker; returns its requests that were there."""
+        if worker not in self._limbo:
+            return []
+        self._known[worker].discard(frontend)
+        limbo = self._limbo[worker]
+        rids = sorted(rid for rid in limbo if self._routes[rid].request.frontend == frontend)
+        limbo.difference_update(rids)
+        self._forget_lost(worker)
+        return rids
+
+    def _forget_lost(self, worker: int) -> None:
+        if worker in self._limbo and not self._known[worker]:
+            del self._limbo[worker], self._known[worker]
 
     def take(self, stamp: int, busy: Container[int] = ()) -> list[tuple[int, StepRecords]]:
         """What each worker gets now. A busy worker gets nothing: its rows wait here and go in one message later, so the
@@ -260,9 +312,11 @@ class Dispatcher:
         """Raise AssertionError unless the tables agree with each other."""
         placed = {rid for rids in self._load.values() for rid in rids}
         assert sum(map(len, self._load.values())) == len(placed), "a request on two workers"
-        assert placed | set(self._parked) == set(self._routes), "a request neither placed nor parked"
-        assert not placed & set(self._parked), "a request placed and parked"
+        limbo = {rid for rids in self._limbo.values() for rid in rids}
+        assert placed | set(self._parked) | limbo == set(self._routes), "a request neither placed nor parked"
+        assert len(placed) + len(self._parked) + len(limbo) == len(self._routes), "a request in two places"
         assert self._batches.keys() == self._load.keys(), "a batch for a worker that is not there"
+        assert self._known.keys() == self._load.keys() | self._limbo.keys(), "a worker that nobody has announced"
         for rid in self._usual:
             route = self._routes[rid]
             assert route.worker is not None and not route.outputs[0].closed and not route.first, "not so usual"
@@ -299,14 +353,15 @@ class Dispatcher:
         """Give a request to the worker with the fewest open ones, with all that was generated so far."""
         route = self._routes[rid]
         route.first = set()
-        if not self._load:
+        request = route.request
+        workers = [worker for worker in self._load if request.frontend in self._known[worker]]
+        if not workers:
             route.worker = None
             self._parked[rid] = delivered
             return
-        worker = min(self._load, key=lambda w: (len(self._load[w]), w))
+        worker = min(workers, key=lambda w: (len(self._load[w]), w))
         route.worker = worker
         self._load[worker].add(rid)
-        request = route.request
         self._batches[worker].opens.append(Open(rid, route.epoch, request.frontend, request.spec, delivered))
         ended = [index for index, ((_, end), _) in enumerate(zip(delivered, route.outputs)) if end]
         route.behind = [index for index in range(len(route.outputs)) if index not in ended]

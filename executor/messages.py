@@ -59,10 +59,11 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker listens at ``address``."""
+    """A front end knows of a worker, which listens at ``address``. It gets requests of the front ends that have said so."""
 
     worker: int
     address: str
+    frontend: int = 0
 
 
 Delivered = Sequence[tuple[int, bool]]
@@ -71,12 +72,14 @@ Delivered = Sequence[tuple[int, bool]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker is gone. delivered: what the clients of its requests have, by rid; culprit: the request that it was
-    handling when it died, -1 if none is known."""
+    """A front end knows that a worker is gone, and takes nothing more from it. delivered: what those of its clients
+    have whose requests that worker had, by rid; culprit: the request that it was handling when it died, -1 if none is
+    known."""
 
     worker: int
     delivered: Mapping[int, Delivered]
     culprit: int = -1
+    frontend: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,23 +82,20 @@ class ExecutorProcess:
         message = self._frames.read(frame)
         if message is None:
             return
-        if isinstance(message, WorkerJoined):
-            if not self._connect(message):
-                return
-        elif isinstance(message, WorkerLost) and message.worker in self._workers:
-            self._workers.pop(message.worker).close()
-            self._waiting.pop(message.worker, None)
+        if isinstance(message, WorkerJoined) and not self._connect(message):
+            return
         self._core.receive(message)
+        if isinstance(message, WorkerJoined | WorkerLost):
+            self._close_lost()
 
     def _connect(self, joined: WorkerJoined) -> bool:
+        if joined.worker in self._workers:  # another front end has announced it
+            return True
         try:
             socket = connect_push(self._context, joined.address, STEPS_HWM, linger_ms=0)
         except (AddressError, zmq.ZMQError) as error:
             self._frames.refuse("worker %d: %s", joined.worker, error)
             return False
-        if (before := self._workers.get(joined.worker)) is not None:
-            before.close()
-            self._waiting.pop(joined.worker, None)
         self._workers[joined.worker] = socket
         try_send(socket, encode(Recall(self._incarnation)))  # the first word on a new socket is never refused
         return True
@@ -109,6 +106,12 @@ class ExecutorProcess:
             if monitor in events:
                 monitor.recv_multipart()
                 self._core.receive(FrontendLost(frontend))
+                self._close_lost()
+
+    def _close_lost(self) -> None:
+        for worker in self._workers.keys() - self._core.workers:
+            self._workers.pop(worker).close()
+            self._waiting.pop(worker, None)
 
     def _send(self, worker: int, steps: StepRecords) -> None:
         frame = encode(steps)

@@ -131,7 +131,7 @@ class GenerationExecutor:
             self._outbound = connect_push(self._context, address)
         self._connected, self._joined_at = True, time.monotonic()
         for worker, where in self._workers.items():
-            self._send(WorkerJoined(worker, where))
+            self._send(WorkerJoined(worker, where, self.frontend))
         for rid, pending in self._pending.items():
             self._send(Resubmit(pending.request, pending.delivered, pending.epoch))
             if pending.aborted:
@@ -235,7 +235,7 @@ class GenerationExecutor:
     def worker_joined(self, worker: int, address: str) -> None:
         """Tell the executor about a worker."""
         self._workers[worker] = address
-        self._send(WorkerJoined(worker, address))
+        self._send(WorkerJoined(worker, address, self.frontend))
 
     def worker_lost(self, worker: int, culprit: int = -1) -> None:
         """A worker is gone: tell the executor what the clients of its requests have. culprit: the request that it had
@@ -250,7 +250,7 @@ class GenerationExecutor:
         self._workers.pop(worker, None)
         self.worker_stats.pop(worker, None)
         delivered = {r: p.delivered for r, p in self._pending.items() if p.worker in self._lost}
-        self._send(WorkerLost(worker, delivered, culprit))
+        self._send(WorkerLost(worker, delivered, culprit, self.frontend))
 
     def fail_all(self, message: str) -> None:
         """End every open request with an error."""

@@ -24,7 +24,7 @@ from executor.messages import Finish, Histories, Resubmit, WorkerLost
 
 @dataclass(slots=True)
 class Held:
-    """What a worker has of a request. worker: -1 once it is gone; what it said is true all the same."""
+    """What a worker has of a request. It may be gone meanwhile; what it said is true all the same."""
 
     worker: int
     epoch: int
@@ -43,24 +43,28 @@ class Recovery:
         self.wanted: dict[int, Resubmit] = {}
         #: what the workers have, by rid
         self.held: dict[int, Held] = {}
-        self._frontends = set(range(frontends))
-        self._workers: set[int] = set()
+        self._all = range(frontends)
+        #: those that have not spoken
+        self._frontends = set(self._all)
+        #: workers that have not spoken -> front ends that expect them to
+        self._workers: dict[int, set[int]] = {}
+        #: workers that have spoken: each is asked once, whoever announces it when
+        self._answered: set[int] = set()
 
     @property
     def complete(self) -> bool:
         """Whether all front ends, and all workers that they named, have spoken."""
         return not self._frontends and not self._workers
 
-    def worker_joined(self, worker: int) -> None:
-        """A worker will be asked."""
-        self._workers.add(worker)
+    def worker_joined(self, worker: int, frontend: int = 0) -> None:
+        """A worker will be asked. A front end that there is not would never take that back."""
+        if frontend in self._all and worker not in self._answered:
+            self._workers.setdefault(worker, set()).add(frontend)
 
     def worker_lost(self, lost: WorkerLost) -> None:
-        """A worker will not answer any more; what clients have may have grown since the front end spoke."""
-        self._workers.discard(lost.worker)
-        for held in self.held.values():
-            if held.worker == lost.worker:
-                held.worker = -1
+        """A worker will not answer any more; what clients have may have grown since the front end spoke. As long as
+        another one has not said so, its clients may still be getting what that worker has made."""
+        self._expect_no_more(lost.worker, lost.frontend)
         for rid, delivered in lost.delivered.items():
             known = self.wanted.get(rid)
             if known is not None and len(delivered) == len(known.delivered):
@@ -77,6 +81,8 @@ class Recovery:
     def forget_frontend(self, frontend: int) -> None:
         """A front end is gone: it will not speak, and its requests are nobody's."""
         self._frontends.discard(frontend)
+        for worker in list(self._workers):
+            self._expect_no_more(worker, frontend)
         self.wanted = {rid: known for rid, known in self.wanted.items() if known.request.frontend != frontend}
 
     def synced(self, frontend: int) -> None:
@@ -96,8 +102,15 @@ class Recovery:
                 row = StepRow(rid, index, ids, end.reason or None, end.stop_token, end.message, logprobs)
                 held.outputs.setdefault(index, OutputHistory()).add(row)
         if message.last:
-            self._workers.discard(message.worker)
+            del self._workers[message.worker]
+            self._answered.add(message.worker)
 
     def orphans(self) -> Iterable[tuple[int, Held]]:
         """What workers have that nobody wants."""
-        return [(rid, held) for rid, held in self.held.items() if rid not in self.wanted and held.worker >= 0]
+        return [(rid, held) for rid, held in self.held.items() if rid not in self.wanted]
+
+    def _expect_no_more(self, worker: int, frontend: int) -> None:
+        expecting = self._workers.get(worker, set())
+        expecting.discard(frontend)
+        if not expecting:
+            self._workers.pop(worker, None)

@@ -220,13 +220,15 @@ def _decode_submit(f: Mapping[str, Any]) -> GenerationRequest:
 
 def _encode_lost(m: WorkerLost) -> dict[str, Any]:
     delivered = [[rid, [[count, end] for count, end in outputs]] for rid, outputs in m.delivered.items()]
-    return {"t": "lost", "worker": m.worker, "delivered": delivered, "culprit": m.culprit}
+    return {
+        "t": "lost", "worker": m.worker, "delivered": delivered, "culprit": m.culprit, "frontend": m.frontend,
+    }  # fmt: skip
 
 
 def _decode_lost(f: Mapping[str, Any]) -> WorkerLost:
     items = _pairs(f.get("delivered"), "delivered", int, list)
     delivered = {rid: _delivered(outputs) for rid, outputs in items}
-    return WorkerLost(_int(f, "worker"), delivered, _int(f, "culprit", -1))
+    return WorkerLost(_int(f, "worker"), delivered, _int(f, "culprit", -1), _int(f, "frontend", 0, MAX_FRONTEND))
 
 
 def _encode_resubmit(m: Resubmit) -> dict[str, Any]:
@@ -365,7 +367,7 @@ _ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     Abort: lambda m: {"t": "abort", "rid": m.rid},
     Release: lambda m: {"t": "release", "rid": m.rid},
     Cancel: lambda m: {"t": "cancel", "worker": m.worker, "outputs": [[rid, index] for rid, index in m.outputs]},
-    WorkerJoined: lambda m: {"t": "joined", "worker": m.worker, "address": m.address},
+    WorkerJoined: lambda m: {"t": "joined", "worker": m.worker, "address": m.address, "frontend": m.frontend},
     WorkerLost: _encode_lost,
     StepRecords: _encode_steps,
     Emissions: _encode_emissions,
@@ -383,7 +385,9 @@ _DECODERS: dict[str, Callable[[Mapping[str, Any]], Message]] = {
     "abort": lambda f: Abort(_int(f, "rid")),
     "release": lambda f: Release(_int(f, "rid")),
     "cancel": lambda f: Cancel(_int(f, "worker"), _pairs(f.get("outputs"), "outputs", int, int)),
-    "joined": lambda f: WorkerJoined(_int(f, "worker"), _typed(f, "address", str)),
+    "joined": lambda f: WorkerJoined(
+        _int(f, "worker"), _typed(f, "address", str), _int(f, "frontend", 0, MAX_FRONTEND)
+    ),
     "lost": _decode_lost,
     "steps": _decode_steps,
     "emissions": _decode_emissions,

@@ -7,13 +7,24 @@ is lost.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from executor.core import ExecutorCore
 from executor.engines.base import Engine, EngineInfo, StepRow, TokenLogprob, UnsupportedError
-from executor.messages import BODY, FAILED, REQUEST_END, Cancel, Emissions, Open, Recall, StepRecords, WorkerJoined
+from executor.messages import (
+    BODY,
+    FAILED,
+    REQUEST_END,
+    Cancel,
+    Emissions,
+    Message,
+    Open,
+    Recall,
+    StepRecords,
+    WorkerJoined,
+)
 from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest, SamplingParams
 from executor.wire import decode, encode
@@ -70,11 +81,12 @@ def spec_of(
 
 
 def request_of(
-    rid: int, spec: StreamSpec, sampling: SamplingParams | None = None, prompts: int = 1
+    rid: int, spec: StreamSpec, sampling: SamplingParams | None = None, prompts: int = 1, frontend: int = 0
 ) -> GenerationRequest:
     """A request with that spec; its prompts are three ids each."""
     sampling = sampling or SamplingParams(max_tokens=1000, logprobs=spec.logprobs, stop_token_ids=spec.stop_token_ids)
-    return GenerationRequest(rid, [[1, 2, 3]] * prompts, sampling, spec.encode(), spec.outputs // prompts)
+    outputs = spec.outputs // prompts
+    return GenerationRequest(rid, [[1, 2, 3]] * prompts, sampling, spec.encode(), outputs, frontend)
 
 
 # ------------------------------------------------------------------------------------------------------ the parts
@@ -157,7 +169,8 @@ class Client:
 class System:
     """Everything of a server but HTTP and sockets.
 
-    workers: id -> worker, while it lives; inboxes: id -> frames that wait for it.
+    workers: id -> worker, while it lives; inboxes: id -> frames that wait for it. proxies: of the front ends; proxy:
+    the first. to_executor: what each has sent. A frame on its way to a front end has its number beside it.
     """
 
     def __init__(
@@ -168,14 +181,19 @@ class System:
         names: str = "byte_level",
         hook: HookFactory | None = None,
         stream_interval: int = 1,
+        frontends: int = 1,
     ) -> None:
         self.scripted = ScriptedEngine()
-        self.core = ExecutorCore(engine or self.scripted, frontends=1)
+        self.core = ExecutorCore(engine or self.scripted, frontends=frontends)
         self._incarnation = 0
-        self.proxy = GenerationExecutor()
-        self.proxy.connect_in_process(lambda message: self.to_executor.append(encode(message)))
-        self.to_executor: list[bytes] = []
-        self.proxy.executor_joined()
+        self.proxies = [GenerationExecutor(number) for number in range(frontends)]
+        self.proxy = self.proxies[0]
+        self.to_executor: list[list[bytes]] = [[] for _ in self.proxies]
+        #: front end -> dead workers of which it has not heard
+        self._news: list[list[int]] = [[] for _ in self.proxies]
+        for proxy in self.proxies:
+            proxy.connect_in_process(self._sender(proxy.frontend))
+            proxy.executor_joined()
         self.workers: dict[int, PostprocWorker] = {}
         self.inboxes: dict[int, list[bytes]] = {}
         self._make = lambda worker: PostprocWorker(
@@ -189,51 +207,74 @@ class System:
         """A worker joins; returns its id."""
         worker, self._next_worker = self._next_worker, self._next_worker + 1
         self.workers[worker], self.inboxes[worker] = self._make(worker), []
-        self.proxy.worker_joined(worker, f"inproc://worker-{worker}")
+        for proxy in self.proxies:
+            proxy.worker_joined(worker, f"inproc://worker-{worker}")
         return worker
+
+    def _sender(self, frontend: int) -> Callable[[Message], None]:
+        return lambda message: self.to_executor[frontend].append(encode(message))
 
     def kill_executor(self) -> None:
         """The executor dies, and with it all that was on its way there."""
-        self.to_executor = []
-        self.proxy.executor_lost()
+        for proxy in self.proxies:
+            self.to_executor[proxy.frontend] = []
+            proxy.executor_lost()
 
     def new_executor(self, engine: Engine | None = None) -> None:
         """The next one. It is told what there is."""
         self._incarnation += 1
-        self.to_executor, self.scripted = [], ScriptedEngine()
-        self.core = ExecutorCore(engine or self.scripted, incarnation=self._incarnation, frontends=1)
-        self.proxy.executor_joined()
+        self.scripted = ScriptedEngine()
+        frontends = len(self.proxies)
+        self.core = ExecutorCore(engine or self.scripted, incarnation=self._incarnation, frontends=frontends)
+        for proxy in self.proxies:
+            self.to_executor[proxy.frontend] = []
+            proxy.executor_joined()
 
-    def kill(self, worker: int) -> None:
-        """A worker dies with all it has; the front end notices."""
+    def kill(self, worker: int, unaware: Container[int] = ()) -> None:
+        """A worker dies with all it has; the front ends notice, but for those who will ``hear`` of it."""
         del self.workers[worker], self.inboxes[worker]
-        self.proxy.worker_lost(worker)
+        for proxy in self.proxies:
+            if proxy.frontend in unaware:
+                self._news[proxy.frontend].append(worker)
+            else:
+                proxy.worker_lost(worker)
+
+    def hear(self) -> None:
+        """Every front end hears of all deaths."""
+        for proxy, news in zip(self.proxies, self._news):
+            for worker in news:
+                proxy.worker_lost(worker)
+            news.clear()
 
     def open(self, request: GenerationRequest) -> Client:
         """Submit a request; returns who waits for it."""
         client = Client()
-        self.proxy.open(request, client)
+        self.proxies[request.frontend].open(request, client)
         return client
 
-    def executor(self, busy: Iterable[int] = ()) -> None:
-        """The executor takes its messages and makes one step."""
-        frames, self.to_executor = self.to_executor, []
+    def executor(self, busy: Iterable[int] = (), deaf: Container[int] = ()) -> None:
+        """The executor takes its messages, but for those of front ends to which it is deaf, and makes one step."""
+        heard = [number for number in range(len(self.proxies)) if number not in deaf]
+        frames = [frame for number in heard for frame in self.to_executor[number]]
+        for number in heard:
+            self.to_executor[number] = []
+        asked = set(self.core.workers)
         for frame in frames:
             message = decode(frame)
             self.core.receive(message)
             self.core.dispatcher.validate()
-            if isinstance(message, WorkerJoined) and message.worker in self.inboxes:
+            if isinstance(message, WorkerJoined) and message.worker in self.inboxes.keys() - asked:
+                asked.add(message.worker)
                 self.inboxes[message.worker].append(encode(Recall(self._incarnation)))
         for frontend, answer in self.core.answers:
-            assert frontend == 0
-            self.proxy.receive(decode(encode(answer)))
+            self.proxies[frontend].receive(decode(encode(answer)))
         self.core.answers = []
         for worker, steps in self.core.step(0, frozenset(busy)):
             if worker in self.inboxes:  # else it is dead, and the executor does not know yet
                 self.inboxes[worker].append(encode(steps))
         self.core.dispatcher.validate()
 
-    def work(self, worker: int) -> list[bytes]:
+    def work(self, worker: int) -> list[tuple[int, bytes]]:
         """A worker handles all that waits for it. Its cancels go out; its emissions are returned, not delivered."""
         frames, self.inboxes[worker] = self.inboxes[worker], []
         output = self.workers[worker].receive(
@@ -243,12 +284,12 @@ class System:
             self.core.receive(decode(encode(Cancel(worker, output.cancels))))
         for histories in output.histories:
             self.core.receive(decode(encode(histories)))
-        return [encode(emissions) for emissions in output.emissions.values()]
+        return [(frontend, encode(emissions)) for frontend, emissions in output.emissions.items()]
 
-    def deliver(self, frames: Iterable[bytes]) -> None:
-        """Emissions reach the front end."""
-        for frame in frames:
-            self.proxy.receive(decode(frame))
+    def deliver(self, frames: Iterable[tuple[int, bytes]]) -> None:
+        """Emissions reach their front ends."""
+        for frontend, frame in frames:
+            self.proxies[frontend].receive(decode(frame))
 
     def turn(self) -> None:
         """Everybody works once, and all messages arrive."""
@@ -265,7 +306,7 @@ class System:
         for _ in range(turns):
             self.turn()
             quiet = self.core.poll_timeout() is None and not any(self.inboxes.values())
-            if quiet and not self.to_executor:
+            if quiet and not any(self.to_executor):
                 return
         raise AssertionError(f"not quiet after {turns} turns")
 

@@ -18,6 +18,14 @@ def request(rid: int, outputs: int = 1, frontend: int = 0) -> GenerationRequest:
     return GenerationRequest(rid, [[1]], SamplingParams(), b"spec%d" % rid, outputs, frontend)
 
 
+#: Front ends of the random test.
+FRONTENDS = 2
+
+
+def frontend_of(rid: int) -> int:
+    return rid % FRONTENDS
+
+
 class Worker:
     """What a worker makes of its messages: per request the epoch, what was delivered before, and each output's rows."""
 
@@ -62,6 +70,9 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.dispatcher = Dispatcher(max_fruitless=1000)
         self.requests: dict[int, list[Output]] = {}
         self.alive: dict[int, Worker] = {}
+        #: worker -> the front ends that know of it; and dead workers, with those that do not know yet that they are
+        self.known: dict[int, set[int]] = {}
+        self.dead: dict[int, tuple[Worker, set[int]]] = {}
         self.late = 0
         self.next_rid = self.next_worker = self.next_token = 0
         self.delivered: dict[int, list[tuple[int, bool]]] = {}
@@ -69,7 +80,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(target=rids, outputs=st.integers(1, 3))
     def submit(self, outputs: int) -> int:
         self.next_rid += 1
-        self.dispatcher.submit(request(self.next_rid, outputs))
+        self.dispatcher.submit(request(self.next_rid, outputs, frontend_of(self.next_rid)))
         self.requests[self.next_rid] = [Output() for _ in range(outputs)]
         return self.next_rid
 
@@ -120,22 +131,52 @@ class DispatcherMachine(RuleBasedStateMachine):
         outputs = self.requests.pop(rid, [])
         assert self.dispatcher.release(rid) == [i for i, output in enumerate(outputs) if not output.end]
 
-    @rule(target=workers)
-    def join(self) -> int:
+    @rule(target=workers, frontend=st.integers(0, FRONTENDS - 1))
+    def join(self, frontend: int) -> int:
         self.next_worker += 1
         self.alive[self.next_worker] = Worker()
-        self.dispatcher.worker_joined(self.next_worker)
+        self.known[self.next_worker] = set()
+        self.announce(self.next_worker, frontend)
         return self.next_worker
 
-    @rule(worker=workers, data=st.data())
-    def lose(self, worker: int, data: st.DataObject) -> None:
-        """The front end has some of what the worker got, and says so; and again what it had of workers lost before."""
-        dead = self.alive.pop(worker, Worker())
+    @rule(worker=workers, frontend=st.integers(0, FRONTENDS - 1))
+    def announce(self, worker: int, frontend: int) -> None:
+        """A front end hears of a worker, perhaps when another one has seen it die; but not behind its own news of that."""
+        if worker in self.alive:
+            self.known[worker].add(frontend)
+            self.dispatcher.worker_joined(worker, frontend)
+        elif worker in self.dead and self.dead[worker][1] and frontend not in self.known[worker]:
+            self.known[worker].add(frontend)
+            self.dead[worker][1].add(frontend)
+            self.dispatcher.worker_joined(worker, frontend)
+
+    @rule(worker=workers, frontend=st.integers(0, FRONTENDS - 1), data=st.data())
+    def lose(self, worker: int, frontend: int, data: st.DataObject) -> None:
+        """A front end has some of what the worker got, and says so; and again what it had of workers lost before."""
+        if frontend not in self.known[worker]:
+            return
+        if worker in self.alive:
+            self.dead[worker] = self.alive.pop(worker), set(self.known[worker])
+        dead, unaware = self.dead[worker]
+        unaware.discard(frontend)
         for rid, outputs in self.requests.items():
-            if rid in dead.opens:
+            if rid in dead.opens and frontend_of(rid) == frontend:
                 counts = [data.draw(st.integers(0, len(dead.tokens.get((rid, i), [])))) for i in range(len(outputs))]
                 self.delivered[rid] = [(count, data.draw(st.booleans())) for count in counts]
-        self.dispatcher.worker_lost(WorkerLost(worker, dict(self.delivered)))
+        delivered = {rid: counts for rid, counts in self.delivered.items() if frontend_of(rid) == frontend}
+        self.dispatcher.worker_lost(WorkerLost(worker, delivered, frontend=frontend))
+
+    @rule(frontend=st.integers(0, FRONTENDS - 1))
+    def lose_frontend(self, frontend: int) -> None:
+        """All that it had is released, and it knows nobody any more."""
+        assert set(self.dispatcher.of_frontend(frontend)) == {r for r in self.requests if frontend_of(r) == frontend}
+        for rid in self.dispatcher.of_frontend(frontend):
+            self.release(rid)
+        self.dispatcher.frontend_lost(frontend)
+        for known in self.known.values():
+            known.discard(frontend)
+        for _, unaware in self.dead.values():
+            unaware.discard(frontend)
 
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:
@@ -153,13 +194,21 @@ class DispatcherMachine(RuleBasedStateMachine):
         for worker, steps in self.dispatcher.take(0):
             self.alive[worker].take(steps)
         for rid, outputs in self.requests.items():
-            holders = [worker for worker in self.alive.values() if rid in worker.opens]
-            assert len(holders) == 1, f"request {rid} is on {len(holders)} workers"
-            self.check(rid, outputs, holders[0])
+            holders = [worker for worker in self.alive if rid in self.alive[worker].opens]
+            assert len(holders) <= 1, f"request {rid} is on {holders}"
+            for holder in holders:
+                assert frontend_of(rid) in self.known[holder]
+                self.check(rid, outputs, self.alive[holder])
+            assert holders or self.waits(rid), f"request {rid} is nowhere"
+
+    def waits(self, rid: int) -> bool:
+        """Whether its front end knows nobody who could take it, or has not heard of the end of somebody who had it."""
+        unaware = any(frontend_of(rid) in unaware for _, unaware in self.dead.values())
+        return unaware or not any(frontend_of(rid) in self.known[worker] for worker in self.alive)
 
     def check(self, rid: int, outputs: Sequence[Output], worker: Worker) -> None:
         opened = worker.opens[rid]
-        assert (opened.spec, opened.frontend) == (b"spec%d" % rid, 0)
+        assert (opened.spec, opened.frontend) == (b"spec%d" % rid, frontend_of(rid))
         if opened.epoch:
             assert list(opened.delivered) == self.delivered.get(rid, [])
         else:
@@ -178,11 +227,48 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert self.dispatcher.late_rows == self.late
         stats = self.dispatcher.stats()
         assert stats["open"] == len(self.requests) and stats["late_rows"] == self.late
-        assert not self.alive or stats["parked"] == 0
-        assert self.alive or stats["parked"] == len(self.requests)
+        served = {frontend for worker in self.alive for frontend in self.known[worker]}
+        if len(served) == FRONTENDS:
+            assert stats["parked"] == 0
 
 
 TestDispatcher = DispatcherMachine.TestCase
+
+
+def test_what_a_lost_worker_had_waits_for_its_own_front_end() -> None:
+    """Its client may still be getting what that worker has made, as long as its front end does not know."""
+    dispatcher = Dispatcher()
+    for worker in (0, 1):
+        for frontend in (0, 1):
+            dispatcher.worker_joined(worker, frontend)
+    for rid in (10, 11, 12, 13):  # 10 and 12 go to worker 0
+        dispatcher.submit(request(rid, frontend=rid >= 12))
+    dispatcher.record([StepRow(rid, 0, [rid]) for rid in (10, 11, 12, 13)])
+    assert [opened.rid for opened in taken(dispatcher)[0].opens] == [10, 12]
+
+    dispatcher.worker_lost(WorkerLost(0, {10: [(1, False)]}, frontend=0))
+    dispatcher.record([StepRow(12, 0, [99])])
+    assert [opened.rid for opened in taken(dispatcher)[1].opens] == [10]
+    assert dispatcher.cancel(12, 0, worker=0) == []  # its last word
+
+    dispatcher.worker_lost(WorkerLost(0, {12: [(0, False)]}, frontend=1))
+    (steps,) = taken(dispatcher).values()
+    assert [(opened.rid, opened.epoch, opened.delivered) for opened in steps.opens] == [(12, 1, [(0, False)])]
+    assert [row[:3] for row in steps.rows()] == [(12, 0, [12, 99])]
+    assert list(dispatcher.workers) == [1]
+
+
+def test_a_front_end_gets_only_workers_that_it_has_announced() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.worker_joined(0, frontend=0)
+    dispatcher.worker_joined(1, frontend=1)
+    for rid in (1, 2, 3):
+        dispatcher.submit(request(rid, frontend=1))
+    assert {worker: [o.rid for o in steps.opens] for worker, steps in taken(dispatcher).items()} == {1: [1, 2, 3]}
+    dispatcher.submit(request(4, frontend=2))
+    assert taken(dispatcher) == {} and dispatcher.stats()["parked"] == 1
+    dispatcher.worker_joined(0, frontend=2)
+    assert [opened.rid for opened in taken(dispatcher)[0].opens] == [4]
 
 
 def taken(dispatcher: Dispatcher) -> dict[int, StepRecords]:

@@ -412,9 +412,9 @@ class Scenario:
         self.endpoint = arguments.pop("endpoint")
         asked = arguments.get("stream_options", {})
         self.options = {"include_usage": "include_usage" in asked, "continuous": "continuous_usage_stats" in asked}
-        self.system = System(workers=2, stream_interval=interval)
+        self.system = System(workers=2, stream_interval=interval, frontends=2)
         spec = spec_of(self.endpoint, n=n, **arguments)
-        self.clients = [self.system.open(request_of(rid, spec)) for rid in range(3)]
+        self.clients = [self.system.open(request_of(rid, spec, frontend=rid % 2)) for rid in range(3)]
         outputs = [(rid, index) for rid in range(3) for index in range(n)]
         texts = {key: HELLO[: len(HELLO) - sum(key)] for key in outputs}  # they end at different steps
         for at in range(len(HELLO)):
@@ -445,7 +445,8 @@ def test_a_lost_worker_costs_its_clients_nothing(kind: str) -> None:
         n=st.integers(1, 3),
         interval=st.sampled_from((1, 1, 3)),
         events=st.lists(
-            st.sampled_from(("turn", "executor", "work", "keep", "lose", "kill", "kill", "late")), max_size=30
+            st.sampled_from(("turn", "executor", "work", "keep", "lose", "kill", "half", "hear", "late")),
+            max_size=30,
         ),
     )
     def check(n: int, interval: int, events: list[str]) -> None:
@@ -455,7 +456,8 @@ def test_a_lost_worker_costs_its_clients_nothing(kind: str) -> None:
         disturb(scenario.system, events)
         scenario.system.run()
         assert scenario.results() == undisturbed.results()
-        assert scenario.system.proxy.open_requests == scenario.system.core.dispatcher.open_requests == 0
+        assert sum(proxy.open_requests for proxy in scenario.system.proxies) == 0
+        assert scenario.system.core.dispatcher.open_requests == 0
         assert sorted(set(scenario.system.scripted.cancelled)) == sorted(scenario.system.scripted.cancelled)
 
     check()
@@ -463,8 +465,9 @@ def test_a_lost_worker_costs_its_clients_nothing(kind: str) -> None:
 
 def disturb(system: System, events: list[str]) -> None:
     """turn: all is well. executor, work: one half of a turn. keep: a worker works, and its bytes are on their way.
-    lose: a worker works, then dies with its bytes. kill: a worker dies. late: what was on its way arrives."""
-    on_their_way: list[bytes] = []
+    lose: a worker works, then dies with its bytes. kill: a worker dies. late: what was on its way arrives. half: a
+    worker dies, and only the first front end hears of it; hear: the other one does."""
+    on_their_way: list[tuple[int, bytes]] = []
     for event in events:
         worker = min(system.workers)
         if event == "turn":
@@ -473,6 +476,8 @@ def disturb(system: System, events: list[str]) -> None:
             system.turn()
         elif event == "executor":
             system.executor()
+        elif event == "hear":
+            system.hear()
         elif event == "work":
             system.deliver(on_their_way)
             on_their_way.clear()
@@ -486,8 +491,9 @@ def disturb(system: System, events: list[str]) -> None:
             if event == "lose":
                 system.work(worker)
             system.add_worker()
-            system.kill(worker)
+            system.kill(worker, unaware={1} if event == "half" else ())
     system.deliver(on_their_way)
+    system.hear()
 
 
 def test_the_last_words_of_a_dead_worker_are_dropped_and_counted() -> None:
@@ -498,7 +504,7 @@ def test_the_last_words_of_a_dead_worker_are_dropped_and_counted() -> None:
     system.turn()
     system.executor()
     last_words = system.work(0)
-    assert last_words and isinstance(decode(last_words[0]), Emissions)
+    assert last_words and isinstance(decode(last_words[0][1]), Emissions)
     system.kill(0)
     system.deliver(last_words)
     assert system.proxy.late_rows == 1

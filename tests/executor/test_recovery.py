@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor.dispatcher import Dispatcher
 from executor.engines.base import StepRow
 from executor.engines.replay_engine import ReplayEngine
 from executor.history import OutputHistory
 from executor.messages import FrontendLost, Histories, Open, Resubmit, StepRecords, WorkerLost
-from executor.proxy import MAX_EXECUTORS
+from executor.proxy import MAX_EXECUTORS, GenerationExecutor
 from executor.recovery import Recovery
 from executor.request import GenerationRequest, SamplingParams
+from executor.wire import encode
 from tests.executor.test_proxy import HELLO, KINDS, merged
 from tests.helpers import CHAT, System, request_of, row, spec_of
 from tests.recordings.checker import Merged
@@ -45,9 +48,9 @@ class Scenario:
         asked = arguments.get("stream_options", {})
         self.options = {"include_usage": "include_usage" in asked, "continuous": "continuous_usage_stats" in asked}
         self._config = {"scripts": SCRIPTS, "rule": "rid", "tokens_per_step": tokens_per_step}
-        self.system = System(self.engine(), workers=2, stream_interval=interval)
+        self.system = System(self.engine(), workers=2, stream_interval=interval, frontends=2)
         spec = spec_of(self.endpoint, n=n, **arguments)
-        self.clients = [self.system.open(request_of(rid, spec)) for rid in range(3)]
+        self.clients = [self.system.open(request_of(rid, spec, frontend=rid % 2)) for rid in range(3)]
 
     def engine(self) -> ReplayEngine:
         return ReplayEngine(self._config)
@@ -62,7 +65,7 @@ class Scenario:
     def disturb(self, events: list[str]) -> None:
         """As in ``test_proxy``; die: the executor is gone; next: there is another one. Each is skipped where it cannot
         happen."""
-        system, alive, on_their_way = self.system, True, list[bytes]()
+        system, alive, on_their_way = self.system, True, list[tuple[int, bytes]]()
         for event in events:
             worker = min(system.workers)
             if event in ("turn", "late"):
@@ -76,23 +79,30 @@ class Scenario:
                 alive = True
             elif event == "executor" and alive:
                 system.executor()
+            elif event == "deaf" and alive:
+                system.executor(deaf={1})
+            elif event == "hear":
+                system.hear()
             elif event == "turn":
                 if alive:
                     system.executor()
                 system.turn_workers()
             elif event == "keep":
                 on_their_way += system.work(worker)
-            elif event in ("kill", "lose"):
+            elif event in ("kill", "lose", "half"):
                 if event == "lose":
                     system.work(worker)
                 system.add_worker()
-                system.kill(worker)
+                system.kill(worker, unaware={1} if event == "half" else ())
         system.deliver(on_their_way)
+        system.hear()
         if not alive:
             system.new_executor(self.engine())
 
 
-EVENTS = ("turn", "turn", "executor", "keep", "late", "kill", "lose", "die", "die", "next", "next")
+EVENTS = (
+    "turn", "turn", "executor", "deaf", "keep", "late", "kill", "half", "hear", "lose", "die", "die", "next", "next",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,6 +110,7 @@ def test_a_dead_executor_costs_its_clients_nothing(kind: str, monkeypatch: pytes
     """Executors and workers die in any order, with messages on their way: the merged responses are those of an
     undisturbed run, and nothing is left anywhere."""
     monkeypatch.setattr("executor.proxy.MAX_EXECUTORS", 1000)
+    monkeypatch.setattr("executor.core.Dispatcher", partial(Dispatcher, 1000))
 
     @given(
         n=st.integers(1, 3),
@@ -113,7 +124,7 @@ def test_a_dead_executor_costs_its_clients_nothing(kind: str, monkeypatch: pytes
         scenario.disturb(events)
         assert scenario.finish() == undisturbed
         system = scenario.system
-        assert system.proxy.open_requests == system.core.dispatcher.open_requests == 0
+        assert sum(proxy.open_requests for proxy in system.proxies) == system.core.dispatcher.open_requests == 0
         assert all(worker.open_requests == 0 for worker in system.workers.values())
 
     check()
@@ -187,7 +198,7 @@ def test_a_request_that_came_in_the_meantime_is_served() -> None:
     system = System(ReplayEngine({"scripts": SCRIPTS, "rule": "rid"}), workers=1)
     system.kill_executor()
     client = system.open(request_of(0, spec_of(CHAT)))
-    assert system.to_executor == []
+    assert system.to_executor == [[]]
     system.new_executor(ReplayEngine({"scripts": SCRIPTS, "rule": "rid"}))
     system.run()
     assert merged(client).choices[0].content == "Hello world, the answer is 42."
@@ -256,6 +267,16 @@ def test_it_is_complete_once_everybody_has_spoken() -> None:
     assert recovery.complete
 
 
+def test_a_worker_that_has_answered_is_not_waited_for_again() -> None:
+    recovery = Recovery(2)
+    recovery.worker_joined(0, frontend=0)
+    recovery.histories(answer(0))
+    recovery.worker_joined(0, frontend=1)
+    recovery.synced(0)
+    recovery.synced(1)
+    assert recovery.complete
+
+
 def test_a_front_end_that_is_gone_is_not_waited_for() -> None:
     recovery = Recovery(2)
     recovery.resubmit(known(1, frontend=0))
@@ -272,7 +293,7 @@ def test_what_a_worker_said_before_it_died_is_true() -> None:
     recovery.histories(answer(0, 1, rows=[StepRow(1, 1, [7, 8]), StepRow(1, 1, [9], "stop", True)]))
     recovery.worker_lost(WorkerLost(0, {1: [(1, False), (2, False)], 99: [(0, False)]}))
     held = recovery.held[1]
-    assert held.worker == -1 and list(recovery.orphans()) == []
+    assert held.worker == 0 and list(recovery.orphans()) == []
     first, second = held.histories(2)
     assert first == OutputHistory() and list(second.tokens) == [7, 8, 9] and second.closed
     assert recovery.wanted[1].delivered == [(1, False), (2, False)]
@@ -290,6 +311,53 @@ def test_orphans_are_what_workers_have_and_nobody_wants() -> None:
     recovery.resubmit(known(1))
     recovery.histories(answer(0, 1, 2))
     assert [rid for rid, _ in recovery.orphans()] == [2]
+
+
+def test_what_a_dead_worker_told_the_next_executor_waits_for_its_front_end() -> None:
+    """The worker has answered, and dies; one front end knows, and the other one's client still gets its last words."""
+    system = System(endless(), workers=2, frontends=2)
+    client = system.open(request_of(1, spec_of(CHAT), SamplingParams(max_tokens=6, ignore_eos=True), frontend=1))
+    system.turn()
+    system.executor()
+    last_words = system.work(0)
+    assert last_words
+    system.kill_executor()
+    system.new_executor(endless())
+    system.executor()
+    system.work(0)
+    system.kill(0, unaware={1})
+    for _ in range(3):
+        system.turn()
+    assert system.core.dispatcher.open_requests == 1 and system.workers[1].open_requests == 0
+    system.deliver(last_words)
+    system.hear()
+    system.run()
+    undisturbed = System(endless())
+    whole = undisturbed.open(request_of(1, spec_of(CHAT), SamplingParams(max_tokens=6, ignore_eos=True)))
+    undisturbed.run()
+    assert merged(client).choices == merged(whole).choices
+
+
+def test_a_front_end_that_comes_before_the_news_of_its_predecessors_end() -> None:
+    system = System(endless(), workers=1)
+    system.open(request_of(1, spec_of(CHAT)))
+    system.turn()
+    successor = GenerationExecutor()
+    system.proxies[0] = system.proxy = successor
+    successor.connect_in_process(lambda message: system.to_executor[0].append(encode(message)))
+    successor.worker_joined(0, "inproc://worker-0")
+    successor.executor_joined()
+    system.turn()
+    assert system.core.dispatcher.open_requests == system.workers[0].open_requests == 0
+    client = system.open(request_of(2, spec_of(CHAT), SamplingParams(max_tokens=3)))
+    system.executor()
+    system.core.receive(FrontendLost(0))  # the one before
+    system.run()
+    assert client.ended and not client.failed
+    system.open(request_of(3, spec_of(CHAT)))
+    system.turn()
+    system.core.receive(FrontendLost(0))
+    assert system.core.dispatcher.open_requests == 0
 
 
 def test_a_dead_front_end_leaves_nothing() -> None:

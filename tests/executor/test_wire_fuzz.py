@@ -132,7 +132,8 @@ def names(message: Message) -> set[int]:
 
 
 def spares_the_witness(message: Message) -> bool:
-    return WITNESS not in names(message) and message != FrontendLost(FRONTEND)
+    """Also not by saying that its front end is gone, or has been replaced."""
+    return WITNESS not in names(message) and message not in (FrontendLost(FRONTEND), Synced(FRONTEND))
 
 
 class Executor:
