@@ -18,15 +18,15 @@ from executor.wire import MAX_FRAME
 
 #: Messages, per side of a connection. A worker that has this many steps waiting is slow: the executor then joins steps.
 STEPS_HWM = 64
-#: Messages of emissions, likewise. A front end that stands still has that many waiting from each worker; then the
-#: worker waits for it, and the executor joins steps.
+#: Messages of emissions, likewise. A front end that stands still has that many waiting from each worker; what comes
+#: then gathers in the worker as ids.
 EMISSIONS_HWM = 1000
 #: Submits and aborts are bounded by admission; the mark is only a backstop against a process that hangs.
 CONTROL_HWM = 100_000
 
 
 #: As plain integers: arithmetic on pyzmq's enumerations costs more than the calls.
-_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+_EVENTS, _POLLIN, _POLLOUT, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.NOBLOCK)
 
 
 class AddressError(ValueError):
@@ -103,6 +103,11 @@ def drain(socket: zmq.Socket[bytes], limit: int = 256) -> list[bytes]:
     while len(frames) < limit and socket.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
         frames.append(socket.recv(_NOBLOCK))
     return frames
+
+
+def can_send(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message would be taken now."""
+    return bool(socket.getsockopt(_EVENTS) & _POLLOUT)  # type: ignore[operator]
 
 
 def try_send(socket: zmq.Socket[bytes], frame: bytes) -> bool:

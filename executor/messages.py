@@ -59,7 +59,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A front end knows of a worker, which listens at ``address``. It gets requests of the front ends that have said so."""
+    """A front end knows of a worker, which listens at ``address``. It gets requests of front ends that have said so."""
 
     worker: int
     address: str

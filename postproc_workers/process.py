@@ -12,7 +12,7 @@ import sys
 
 import zmq
 
-from executor.channel import EMISSIONS_HWM, STEPS_HWM, bind_pull, connect_push, drain, try_send
+from executor.channel import EMISSIONS_HWM, STEPS_HWM, bind_pull, can_send, connect_push, drain, try_send
 from executor.child import Child, run_child
 from executor.messages import Cancel, Message
 from executor.wire import encode
@@ -20,6 +20,9 @@ from postproc_workers.shell import STATS_INTERVAL, WorkerShell
 from postproc_workers.worker import WorkerOutput
 
 logger = logging.getLogger("tailrace.worker")
+
+RETRY = 0.005
+"""Seconds after which a front end whose queue was full is looked at again."""
 
 
 class WorkerProcess:
@@ -43,15 +46,26 @@ class WorkerProcess:
         child.register(poller)
         while not child.stopping:
             child.beat()
-            child.notice(dict(poller.poll(child.poll_ms(int(1000 * STATS_INTERVAL)))))
-            if frames := drain(self._inbound):
-                self._send(self._shell.handle(frames))
-            if (report := self._shell.report()) is not None:
-                try_send(self._frontends[0], encode(report))
+            timeout = RETRY if self._shell.holds else STATS_INTERVAL
+            child.notice(dict(poller.poll(child.poll_ms(int(1000 * timeout)))))
+            frames = drain(self._inbound)
+            if frames or self._shell.holds:
+                self._send(self._shell.handle(frames, self._blocked()))
+            self._report()
 
     def close(self) -> None:
         """Close all sockets; what was sent may still leave."""
         self._context.destroy(linger=500)
+
+    def _blocked(self) -> list[int]:
+        """Front ends whose queue is full."""
+        return [number for number, socket in enumerate(self._frontends) if not can_send(socket)]
+
+    def _report(self) -> None:
+        if (report := self._shell.report()) is not None:
+            frame = encode(report)
+            for socket in self._frontends:
+                try_send(socket, frame)
 
     def _send(self, output: WorkerOutput) -> None:
         # The cancel first: the engine is still spending steps on those outputs.
@@ -67,7 +81,8 @@ class WorkerProcess:
         self._shell.write(output.recordings)
 
     def _push(self, socket: zmq.Socket[bytes], message: Message) -> None:
-        """Send; behind a full queue wait, and let the steps gather. Nothing may be lost here, nor pile up."""
+        """Send; behind a full queue wait, and let the steps gather. Nothing may be lost here, nor pile up. It is full
+        where one batch makes several messages, or the executor stands still."""
         frame = encode(message)
         while not try_send(socket, frame) and not self._child.stopping:
             self._child.beat()

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,16 @@ class WorkerShell:
         self._batch_rows = 0
         self._next_report = 0.0
 
-    def handle(self, frames: Sequence[bytes]) -> WorkerOutput:
-        """Everything that has arrived, in one go."""
+    @property
+    def holds(self) -> bool:
+        """Whether something waits for a front end."""
+        return self._worker.holds
+
+    def handle(self, frames: Sequence[bytes], blocked: Collection[int] = ()) -> WorkerOutput:
+        """Everything that has arrived, in one go. blocked: front ends that take nothing at the moment."""
         begin = time.monotonic()
         messages = [message for frame in frames if (message := self._decode(frame)) is not None]
-        output = self._worker.receive(messages)
+        output = self._worker.receive(messages, blocked)
         steps = [message for message in messages if isinstance(message, StepRecords)]
         if steps:
             # The oldest step has waited longest: its age tells whether this worker keeps up.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,8 @@ class PostprocWorker:
         self._streams: dict[int, Stream] = {}
         #: those whose next row is most likely a text between two constants: what is needed to write it
         self._express: dict[int, Lane] = {}
+        #: rows whose front end takes nothing at the moment; joined, one per output
+        self._held: list[RecordRow] = []
         #: rows waiting to be built into a message, by front end; emptied at the end of each ``receive``
         self._outbox: dict[int, list[EmissionRow]] = {}
 
@@ -118,14 +120,25 @@ class PostprocWorker:
         """Requests with an output still open."""
         return len(self._streams)
 
-    def receive(self, messages: Sequence[StepRecords | Recall]) -> WorkerOutput:
-        """Handle all that has arrived. A backlog is joined per output first: fewer, larger chunks, the same text."""
+    @property
+    def holds(self) -> bool:
+        """Whether rows wait for a front end: then ``receive`` has something to do without a message."""
+        return bool(self._held)
+
+    def receive(self, messages: Sequence[StepRecords | Recall], blocked: Collection[int] = ()) -> WorkerOutput:
+        """Handle all that has arrived. A backlog is joined per output first: fewer, larger chunks, the same text.
+
+        blocked: front ends that take nothing at the moment. What is theirs waits as ids, and the others do not wait for
+        them.
+        """
         output = WorkerOutput()
         steps = self._current(messages, output)
-        if len(steps) > 1 and not self._reopens(steps):
+        if blocked or self._held:
+            self._run_unblocked(steps, blocked, output)
+        elif len(steps) > 1 and not self._reopens(steps):
             for step in steps:
                 self._open_all(step.opens, output)
-            self._run(self._merge(steps), output)
+            self._run(self._merge(row for step in steps for row in step.record_rows()), output)
         else:
             for step in steps:
                 if step.opens:
@@ -156,6 +169,7 @@ class PostprocWorker:
             return current
         if any(isinstance(message, Recall) for message in messages):
             output.histories = list(self._histories())
+            self._held.clear()  # not in the histories, so they come again too
         self._incarnation = max(self._incarnation, *(message.incarnation for message in messages))
         steps = [message for message in messages if isinstance(message, StepRecords)]
         current = [step for step in steps if step.incarnation == self._incarnation]
@@ -335,25 +349,37 @@ class PostprocWorker:
         rids = [opened.rid for step in steps for opened in step.opens]
         return len(set(rids)) != len(rids) or any(rid in self._streams for rid in rids)
 
-    def _merge(self, steps: Sequence[StepRecords]) -> Iterable[RecordRow]:
-        """The steps' rows with those of one output joined, in the order in which the outputs first appear."""
-        merged: dict[tuple[int, int], tuple[list[int], list[bytes] | None, list[Finish]]] = {}
+    def _run_unblocked(self, steps: Sequence[StepRecords], blocked: Collection[int], output: WorkerOutput) -> None:
+        rows = self._held
         for step in steps:
-            for rid, index, tokens, finish, logprobs in step.record_rows():
-                entry = merged.get((rid, index))
-                if entry is None:
-                    logs = None if logprobs is None else list(logprobs)
-                    merged[rid, index] = (list(tokens), logs, [finish] if finish else [])
-                    continue
-                if entry[2]:  # behind the output's end
-                    self.stats.late += len(tokens)
-                    continue
-                self.stats.coalesced += 1
-                entry[0].extend(tokens)
-                if logprobs and entry[1] is not None:
-                    entry[1].extend(logprobs)
-                if finish:
-                    entry[2].append(finish)
+            opened = {opened.rid for opened in step.opens}
+            if not opened.isdisjoint(row[0] for row in rows):  # all of it comes again
+                rows = [row for row in rows if row[0] not in opened]
+            self._open_all(step.opens, output)
+            rows += step.record_rows()
+        streams = self._streams
+        waiting = {rid for rid, stream in streams.items() if stream.frontend in blocked} if blocked else ()
+        self._held = list(self._merge(row for row in rows if row[0] in waiting))
+        self._run(self._merge(row for row in rows if row[0] not in waiting), output)
+
+    def _merge(self, rows: Iterable[RecordRow]) -> Iterator[RecordRow]:
+        """The rows with those of one output joined, in the order in which the outputs first appear."""
+        merged: dict[tuple[int, int], tuple[list[int], list[bytes] | None, list[Finish]]] = {}
+        for rid, index, tokens, finish, logprobs in rows:
+            entry = merged.get((rid, index))
+            if entry is None:
+                logs = None if logprobs is None else list(logprobs)
+                merged[rid, index] = (list(tokens), logs, [finish] if finish else [])
+                continue
+            if entry[2]:  # behind the output's end
+                self.stats.late += len(tokens)
+                continue
+            self.stats.coalesced += 1
+            entry[0].extend(tokens)
+            if logprobs and entry[1] is not None:
+                entry[1].extend(logprobs)
+            if finish:
+                entry[2].append(finish)
         for (rid, index), (ids, entries, finishes) in merged.items():
             yield rid, index, ids, finishes[0] if finishes else None, entries
 

@@ -332,6 +332,39 @@ def test_rows_behind_an_end_in_the_same_backlog_are_late() -> None:
     assert bench.worker.stats.late == 2
 
 
+@given(st.lists(st.sampled_from(((), (0,), (1,), (0, 1))), min_size=len(HELLO), max_size=len(HELLO)))
+def test_what_is_a_blocked_front_ends_waits_and_nobody_else_does(blocked: list[tuple[int, ...]]) -> None:
+    worker, spec = worker_of(), spec_of(CHAT)
+    outputs = [worker.receive([StepRecords.build([], [opened(rid, spec, frontend=rid) for rid in (0, 1)])])]
+    for at, (token, full) in enumerate(zip(HELLO, blocked)):
+        end = "length" if at == len(HELLO) - 1 else None
+        outputs.append(worker.receive([StepRecords.build([row([token], end, rid=rid) for rid in (0, 1)])], full))
+        assert sorted(outputs[-1].emissions) == [frontend for frontend in (0, 1) if frontend not in full]
+        for frontend, emissions in outputs[-1].emissions.items():
+            assert emissions.counts[-1] == at + 1, f"front end {frontend} lags behind"
+        assert worker.holds == bool(full)
+    outputs.append(worker.receive([]))
+    for body in bytes_by_rid(*outputs).values():
+        assert merge_stream(body, CHAT).choices[0].content == "Hello world, the answer is 42."
+    assert not worker.holds and worker.open_requests == 0 and worker.stats.late == 0
+
+
+def test_what_is_held_comes_again_with_a_new_executor_or_a_new_open() -> None:
+    bench = Bench(spec_of(CHAT))
+    bench.give(row(HELLO[:1]))
+    bench.worker.receive([StepRecords.build([row(HELLO[1:2])])], blocked=(0,))
+    assert bench.worker.holds
+    assert told(recalled(bench)) == [(0, HELLO[:1], None)] and not bench.worker.holds
+    again = StepRecords.build([row(HELLO[1:2])])
+    again.incarnation = 1
+    bench.worker.receive([again], blocked=(0,))
+    anew = StepRecords.build([row(HELLO[:3])], [Open(0, 1, 0, spec_of(CHAT).encode(), [(1, False)])])
+    anew.incarnation = 1
+    (emissions,) = bench.worker.receive([anew]).emissions.values()
+    assert [(row[1], row[3]) for row in emissions.rows()] == [(1, 3)]
+    assert b"world," in emissions.payload and b"Hello" not in emissions.payload
+
+
 def test_logprobs_of_a_backlog_stay_with_their_tokens() -> None:
     bench = Bench(spec_of(CHAT, logprobs=True))
     bench.backlog([[row(HELLO[at : at + 1], logprobs=[TokenLogprob(-float(at))])] for at in range(3)])
