@@ -71,7 +71,7 @@ def end_in_words(code: int) -> str:
 class Child:
     """A child's own view of its life. ``stopping`` turns true when it has to end; ``wake`` interrupts a poll.
 
-    works: whether the parent has been told that it does.
+    works: whether the parent has been told that it does. beat_interval: seconds, see ``beat``.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Child:
         signal.signal(signal.SIGTERM, self._on_term)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         self.config = _read_config()
-        self._beat_interval = float(self.config.get("beat_interval", BEAT_INTERVAL))
+        self.beat_interval = float(self.config.get("beat_interval", BEAT_INTERVAL))
         #: none before READY, which is what the parent waits for first
         self._next_beat = float("inf")
         logging.basicConfig(
@@ -117,12 +117,12 @@ class Child:
         """Tell the parent that the loop turns. Call it in every turn: mostly it only looks at the clock."""
         now = time.monotonic()
         if now >= self._next_beat:
-            self._next_beat = now + self._beat_interval
+            self._next_beat = now + self.beat_interval
             self._tell(_BEAT)
 
     def poll_ms(self, timeout_ms: int) -> int:
         """How long a poll may wait that could wait so many milliseconds: less, if it would miss a beat."""
-        return min(timeout_ms, max(1, int(1000 * self._beat_interval)))
+        return min(timeout_ms, max(1, int(1000 * self.beat_interval)))
 
     def ready(self, info: Mapping[str, Any]) -> None:
         """Tell the parent that this process can work."""
@@ -182,13 +182,16 @@ class ChildProcess:
         self._complaint = ""
 
     @classmethod
-    async def spawn(cls, name: str, module: str, config: Mapping[str, Any]) -> ChildProcess:
+    async def spawn(
+        cls, name: str, module: str, config: Mapping[str, Any], environment: Mapping[str, str] | None = None
+    ) -> ChildProcess:
         """Start ``python -m module`` and hand it its config. It imports from where we do, and not from the current
-        folder, where a file named like one of our packages may lie (Python 3.10 always looks there first). ChildError
-        if the system has no room for one more process. Cancelled on the way, it leaves none."""
+        folder, where a file named like one of our packages may lie (Python 3.10 always looks there first).
+        environment: variables besides ours. ChildError if the system has no room for one more process. Cancelled on the
+        way, it leaves none."""
         line = json.dumps({"name": name, **config}).encode() + b"\n"
         try:
-            child = cls(name, await _create(module))
+            child = cls(name, await _create(module, environment or {}))
         except OSError as error:
             raise ChildError(f"{name} did not start: {error}") from error
         await child._configure(line)
@@ -246,6 +249,12 @@ class ChildProcess:
             self._complaint = str(_answer(line).get("failed", ""))
         return False
 
+    def tell(self, line: bytes) -> None:
+        """Send a line behind its config. It goes out when the child reads; to one that is gone, nowhere."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError, RuntimeError):  # as in ``_configure``
+            self._process.stdin.write(line)
+
     async def wait(self) -> int:
         """Wait for its end; returns the exit code, negative for a signal."""
         return await self._process.wait()
@@ -277,13 +286,14 @@ class ChildProcess:
             self._process.kill()
 
 
-async def _create(module: str) -> asyncio.subprocess.Process:
+async def _create(module: str, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
     """A new process. The event loops forget one whose creation is cancelled halfway, so here it comes to be first."""
     creating = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             sys.executable, *_SAFE_PATH, "-m", module,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                 **environment},
         )
     )  # fmt: skip
     try:

@@ -186,12 +186,13 @@ class GenerationExecutor:
         return next(self._rids)
 
     def open(self, request: GenerationRequest, sink: Sink) -> None:
-        """Submit a request whose bytes go to ``sink``. ResultError when the executor takes none; RuntimeError before
-        ``listen``."""
+        """Submit a request whose bytes come here, to ``sink``. ResultError when the executor takes none; RuntimeError
+        before ``listen``."""
         if self._transmit is _not_connected:
             raise RuntimeError("GenerationExecutor: listen() first")
         # It is kept for as long as it is open: a prompt as a list of integers would be eight times as large.
-        request = replace(request, prompts=[array("i", prompt) for prompt in request.prompts])
+        prompts = [array("i", prompt) for prompt in request.prompts]
+        request = replace(request, prompts=prompts, frontend=self.frontend)
         outputs = request.num_outputs
         self._pending[request.rid] = _Pending(sink, request, counts=[0] * outputs, ends=[False] * outputs)
         sent = False

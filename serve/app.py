@@ -12,9 +12,9 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from executor.proxy import GenerationExecutor
-from postproc_workers.pool import WorkerPool
 from serve.access import Access
 from serve.admission import ServerFacts, admit_chat, admit_completion, check_model
+from serve.board import Board
 from serve.body import MAX_QUOTED
 from serve.errors import ApiError, BadRequestError, MethodNotAllowedError, NotFoundError
 from serve.gateway import Gateway, ServerState
@@ -31,7 +31,7 @@ from serve.http import (
     since_arrival,
 )
 from serve.limits import ClientLimits
-from serve.metrics import CONTENT_TYPE, ServerMetrics
+from serve.metrics import CONTENT_TYPE, ServerMetrics, Workers
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from serve.openapi import openapi_document
 from serve.outlets import Outlets
@@ -53,19 +53,21 @@ class App:
         prompts: Prompts,
         facts: ServerFacts,
         state: ServerState,
-        pool: WorkerPool | None,
+        pool: Workers | None,
         limits: ClientLimits | None = None,
         store: ResponseStore | None = None,
         access: Access | None = None,
+        board: Board | None = None,
     ) -> None:
-        self.metrics = ServerMetrics(proxy, pool, state)
+        board = Board.alone() if board is None else board
+        self.metrics = ServerMetrics(proxy, pool, state, board)
         self._proxy, self._prompts, self._facts = proxy, prompts, facts
         self._state, self._pool, self._access = state, pool, access
         metrics, limits = self.metrics, ClientLimits() if limits is None else limits
         self.outlets = Outlets(limits, lambda limit: metrics.slow_clients.labels(limit).inc())
         self._gateway = Gateway(
             proxy, prompts, state, limits, observe=metrics.first_chunk.observe,
-            refused=lambda reason: metrics.refused.labels(reason).inc(), outlets=self.outlets,
+            refused=lambda reason: metrics.refused.labels(reason).inc(), outlets=self.outlets, board=board,
         )  # fmt: skip
         # An empty store is falsy.
         self._responses = ResponsesRoutes(self._gateway, prompts, facts, ResponseStore() if store is None else store)
@@ -203,7 +205,7 @@ class App:
         answer = {
             "status": reason or "ok",
             "workers": len(workers),
-            "open_requests": self._proxy.open_requests,
+            "open_requests": self._gateway.open_requests,
             "executor_restarts": self._state.executor_restarts,
         }
         if self._pool is not None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from serve.config import Config, default_workers
+from serve.config import MAX_FRONTENDS, Config, default_workers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,6 +72,13 @@ def _count(text: str) -> int:
     return value
 
 
+def _front_ends(text: str) -> int:
+    value = _positive(text)
+    if value > MAX_FRONTENDS:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MAX_FRONTENDS}")
+    return value
+
+
 def _port(text: str) -> int:
     value = _count(text)
     if value > 65535:
@@ -119,6 +126,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--num_postprocess_workers", type=_count, default=default_workers(), metavar="N",
         help="processes that turn tokens into responses; 0: in the front end "
              "(default for this machine: %(default)s)")  # fmt: skip
+    add("--num_serve_frontends", type=_front_ends, default=1, metavar="K",
+        help="processes that speak HTTP; with more than 1 they share the address (default: %(default)s)")  # fmt: skip
     add("--tokenizer", metavar="PATH", help="tokenizer directory or tokenizer.json, if not the model's own")
     add("--served_model_name", metavar="NAME", help="the name clients use (default: the model's)")
     _add_engine(parser)

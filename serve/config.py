@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+#: Front ends at most: each is a process with a tokenizer of its own.
+MAX_FRONTENDS = 64
 
 
 def default_workers(cores: int | None = None) -> int:
@@ -25,6 +28,7 @@ class Config:
 
     model: str | None = None
     num_postprocess_workers: int = field(default_factory=default_workers)
+    num_serve_frontends: int = 1
     host: str = "127.0.0.1"
     port: int = 8000
     tokenizer: str | None = None
@@ -59,6 +63,16 @@ class Config:
     ssl_keyfile: str | None = None
     ssl_ca_certs: str | None = None
     log_level: str = "info"
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> Config:
+        """What ``to_plain`` gave, also behind a JSON codec."""
+        lists = ("api_key", "cors_origin")
+        return cls(**values | {name: tuple(values[name]) for name in lists})  # type: ignore[operator]
 
     def engine_args(self, model_dir: str | None) -> dict[str, Any]:
         """The engine's own arguments."""

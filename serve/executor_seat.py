@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from executor.child import ChildProcess, beat_interval
 from executor.engines.base import EngineInfo
-from executor.proxy import GenerationExecutor
 from executor.seat import Seat
 from serve.config import Config
 from serve.gateway import ServerState
@@ -24,10 +23,25 @@ logger = logging.getLogger("tailrace.serve")
 MAX_FAILED_STARTS, MAX_SHORT_LIVES = 3, 6
 
 
+class ToldOfExecutors(Protocol):
+    """Who has to know whether there is an executor: see ``GenerationExecutor``."""
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that go on with the next one."""
+
+    def executor_joined(self, address: str) -> None:
+        """There is one, at ``address``."""
+
+    def executor_lost(self) -> None:
+        """It is gone."""
+
+
 class ExecutorSeat:
     """One executor at a time.
 
-    address, frontends: where it listens, and where its answers go. on_hopeless(reason): there will be none any more.
+    address, frontends: where it listens, and where its answers go. told: of each that comes or goes.
+    on_hopeless(reason): there will be none any more.
     engine_args: what the engine is made with.
     """
 
@@ -37,13 +51,13 @@ class ExecutorSeat:
         address: str,
         frontends: Sequence[str],
         engine_args: Mapping[str, Any],
-        proxy: GenerationExecutor,
+        told: ToldOfExecutors,
         state: ServerState,
         on_hopeless: Callable[[str], None],
     ) -> None:
         self._config, self._address, self._frontends = config, address, list(frontends)
         self._engine_args = engine_args
-        self._proxy, self._state, self._on_hopeless = proxy, state, on_hopeless
+        self._told, self._state, self._on_hopeless = told, state, on_hopeless
         self._incarnation = 0
         self._info: EngineInfo | None = None
         self._seat = Seat(
@@ -93,15 +107,15 @@ class ExecutorSeat:
             logger.error("the new executor is another one: %s, not %s", info, self._info)
         self._info = info
         self._state.restarting = None
-        self._proxy.executor_joined(self._address)
+        self._told.executor_joined(self._address)
         if self._seat.restarts:
-            logger.warning("the executor works again; %d requests go on", self._proxy.open_requests)
+            logger.warning("the executor works again; %d requests go on", self._told.open_requests)
 
     def _on_lost(self, child: ChildProcess, reason: str) -> None:
-        logger.error("the executor ended: %s; a new one is started for %d requests", reason, self._proxy.open_requests)
+        logger.error("the executor ended: %s; a new one is started for %d requests", reason, self._told.open_requests)
         self._state.restarting = "restarting its executor"
         self._state.executor_restarts = self._seat.restarts + 1
-        self._proxy.executor_lost()
+        self._told.executor_lost()
 
     def _give_up(self, reason: str) -> None:
         self._on_hopeless(f"the executor cannot be restarted: {reason}")

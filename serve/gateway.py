@@ -22,6 +22,7 @@ from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest
 from executor.result import ResultError
 from serve.admission import Minted
+from serve.board import Board
 from serve.body import parse
 from serve.errors import OverloadedError
 from serve.http import Header, check_json, read_body, send_stream, since_arrival, watched
@@ -64,6 +65,7 @@ class Gateway:
 
     observe: told the seconds from a request's arrival to the first bytes of its stream. refused: told the reason, for
     each request that is refused: ``requests``, ``queue``, ``timeout``, ``unready``. outlets: where its clients are.
+    board: where other front ends tell how many they have.
     """
 
     def __init__(
@@ -76,11 +78,13 @@ class Gateway:
         observe: Callable[[float], object] = lambda seconds: None,
         refused: Callable[[str], object] = lambda reason: None,
         outlets: Outlets | None = None,
+        board: Board | None = None,
     ) -> None:
         self._proxy, self._prompts, self._state = proxy, prompts, state
         self._limits = ClientLimits() if limits is None else limits
         self._observe, self._refused = observe, refused
         self._outlets = Outlets(self._limits) if outlets is None else outlets
+        self._board = Board.alone() if board is None else board
         #: requests whose body has been read, by the identity of their scope
         self._open: set[int] = set()
 
@@ -93,15 +97,26 @@ class Gateway:
     def leave(self, scope: Scope) -> None:
         """A request is over, however it ended; for any request."""
         self._open.discard(id(scope))
+        self._tell()
+
+    @property
+    def open_requests(self) -> int:
+        """Of all front ends: requests in their hands, or in the executor, where one that a client has left lives on
+        until its end is confirmed."""
+        self._tell()
+        return self._board.total("taken")
+
+    def _tell(self) -> None:
+        self._board.tell("taken", max(len(self._open), self._proxy.open_requests))
 
     def _enter(self, scope: Scope) -> None:
-        """Count a request in. OverloadedError (429) when as many are open as may be: here, or in the executor, where
-        one that a client has left lives on until its end is confirmed."""
-        if max(len(self._open), self._proxy.open_requests) >= self._limits.max_requests:
+        """Count a request in. OverloadedError (429) when as many are open as may be."""
+        if self.open_requests >= self._limits.max_requests:
             self._refused("requests")
             message = f"The server has {self._limits.max_requests} requests open, which is its limit."
             raise OverloadedError(message, retry_after=_SOON)
         self._open.add(id(scope))
+        self._tell()
 
     async def parsed(self, model: type[Model], scope: Scope, receive: Receive) -> Model:
         """The request's body as ``model``; a 4xx for anything else. Its request is open from here on."""

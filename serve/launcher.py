@@ -1,14 +1,15 @@
 """The topology, top to bottom: what starts in which order, who watches whom, and how it all ends.
 
     launcher and front end (this process)
-    |- executor          the engine; one child
-    `- worker-0 ... N-1  post-processing; the pool starts, watches and replaces them
+    |- executor             the engine; one child
+    |- worker-0 ... N-1     post-processing; the pool starts, watches and replaces them
+    `- front-end-0 ... K-1  HTTP, if there is more than one: then it is none of this process's
 
-Start: listening socket (a taken port is found before a model is loaded), executor, workers, HTTP. End, on SIGTERM or
-ctrl-C: nobody new is admitted and /health says so, open streams finish within ``shutdown_timeout``, then HTTP, workers,
+Start: the address (a taken port is found before a model is loaded), executor, workers, HTTP. End, on SIGTERM or ctrl-C:
+nobody new is admitted and /health says so, open streams finish within ``shutdown_timeout``, then HTTP, workers,
 executor. A second signal ends at once.
 
-Exit codes: 0 ended by a signal, 1 could not start or lost its executor or all workers, 2 wrong usage.
+Exit codes: 0 ended by a signal, 1 could not start or lost its executor, all workers or all front ends, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,17 @@ from executor.models import ModelError, ModelFiles, resolve_model
 from executor.proxy import GenerationExecutor
 from executor.request import PostprocWorkerConfig
 from postproc_workers.hook import load_hook
-from postproc_workers.link import InProcessLink
 from postproc_workers.pool import WorkerPool
 from postproc_workers.replay import POST_PROCESSORS
-from serve.access import Access, check_access
+from serve.access import check_access
 from serve.admission import ServerFacts
-from serve.app import App
 from serve.config import Config
 from serve.executor_seat import ExecutorSeat
 from serve.facts import server_facts
+from serve.frontend import Frontend, Model
+from serve.frontend_pool import FrontendPool
 from serve.gateway import ServerState
-from serve.http_server import HttpServer
-from serve.limits import ClientLimits
+from serve.listening import listen, reserve
 from serve.parsers import check_names
 from serve.prompts import Prompts
 from serve.run_directory import RunDirectory
@@ -99,10 +99,9 @@ def _say(text: str) -> None:
 
 
 def _listen(config: Config) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    both = config.host == "::" and socket.has_dualstack_ipv6()  # every address: those of IPv4 too
+    take = listen if config.num_serve_frontends == 1 else reserve
     try:
-        return socket.create_server((config.host, config.port), family=family, backlog=2048, dualstack_ipv6=both)
+        return take(config.host, config.port)
     except OSError as error:
         raise StartError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
 
@@ -125,14 +124,13 @@ class Launcher:
         self._config, self._files, self._listener = config, files, listener
         self._tokenizer_source = Path(config.tokenizer) if config.tokenizer else self._model_dir()
         self._run_dir = RunDirectory.make()
-        self._proxy = GenerationExecutor()
         self._state = ServerState()
+        self._addresses = [self._address(f"frontend-{number}") for number in range(config.num_serve_frontends)]
+        #: one of them: the front end in this process, or those that are processes
+        self._frontend = Frontend(config, self._state) if config.num_serve_frontends == 1 else None
+        self._frontends = self._frontend_pool() if self._frontend is None else None
         self._pool: WorkerPool | None = None
-        self._link: InProcessLink | None = None
         self._executor: ExecutorSeat | None = None
-        self._prompts: Prompts | None = None
-        self._http: HttpServer | None = None
-        self._tasks: list[asyncio.Task[Any]] = []
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._fatal: str | None = None
@@ -154,16 +152,43 @@ class Launcher:
 
     async def _start(self) -> None:
         begin = time.monotonic()
-        self._proxy.listen(self._address("frontend-0"))
+        if self._frontend is not None:
+            self._frontend.listen(self._addresses[0])
         tokenizer, info = await self._load()
-        await self._start_workers(info, worker_tokenizer(tokenizer, self._tokenizer_source, self._run_dir.path))
-        self._prompts = Prompts(tokenizer)
-        facts = server_facts(self._config, self._files, info, self._prompts, self._tokenizer_source)
-        app = App(self._proxy, self._prompts, facts, self._state, self._pool, ClientLimits.of(self._config),
-                  access=Access(self._config))  # fmt: skip
-        self._http = HttpServer(app, self._config, app.outlets)
-        await self._http.start(self._listener)
+        worker = self._worker_config(info, worker_tokenizer(tokenizer, self._tokenizer_source, self._run_dir.path))
+        await self._start_workers(worker)
+        facts = await self._start_http(tokenizer, Model(self._files, self._tokenizer_source, info), worker)
         self._banner(info, facts, time.monotonic() - begin)
+
+    def _frontend_pool(self) -> FrontendPool:
+        return FrontendPool(
+            self._config, self._state, self._run_dir.path, self._addresses, self._address("executor"), self._give_up
+        )
+
+    @property
+    def _told(self) -> GenerationExecutor | FrontendPool:
+        """Who has to know which processes there are."""
+        if self._frontend is not None:
+            return self._frontend.proxy
+        assert self._frontends is not None
+        return self._frontends
+
+    async def _start_http(
+        self, tokenizer: PreTrainedTokenizerBase, model: Model, worker: Mapping[str, Any]
+    ) -> ServerFacts:
+        alone = self._pool is None
+        if self._frontend is not None:
+            if alone:
+                self._frontend.work_alone(worker)
+            return await self._frontend.start(self._listener, tokenizer, model, self._pool)
+        assert self._frontends is not None
+        prompts = Prompts(tokenizer)
+        prompts.close()  # only its template is looked at here: what cannot be served is found before processes start
+        facts = server_facts(self._config, model.files, model.info, prompts, model.tokenizer)
+        _say(f"starting {len(self._addresses)} front ends ...")
+        address = self._config.host, self._listener.getsockname()[1]
+        await self._frontends.start(address, model, self._pool, worker if alone else None)
+        return facts
 
     async def _load(self) -> tuple[PreTrainedTokenizerBase, EngineInfo]:
         """Tokenizer and executor, at the same time. The first failure ends the start: a broken tokenizer need not wait
@@ -173,8 +198,8 @@ class Launcher:
         try:
             _say(f"starting the {self._config.engine} engine ...")
             self._executor = ExecutorSeat(
-                self._config, self._address("executor"), [self._address("frontend-0")],
-                await self._engine_args(loading), self._proxy, self._state, self._give_up,
+                self._config, self._address("executor"), self._addresses, await self._engine_args(loading), self._told,
+                self._state, self._give_up,
             )  # fmt: skip
             tasks.append(asyncio.create_task(self._executor.start()))
             tokenizer, info = await asyncio.gather(*tasks)
@@ -191,30 +216,30 @@ class Launcher:
         own = {"vocab_size": len(loaded), "special_token_ids": sorted(set(loaded.all_special_ids))}
         return {"config": own | dict(self._config.engine_config)}
 
-    async def _start_workers(self, info: EngineInfo, tokenizer: str) -> None:
-        size = self._config.num_postprocess_workers
+    def _worker_config(self, info: EngineInfo, tokenizer: str) -> dict[str, Any]:
         postproc = PostprocWorkerConfig(
-            num_postprocess_workers=size,
+            num_postprocess_workers=self._config.num_postprocess_workers,
             tokenizer=tokenizer,
             post_processors=POST_PROCESSORS,
             post_processor_hook=self._config.post_processor_hook,
             vocab_size=info.vocab_size,
         )
-        config = {
+        return {
             "executor": self._address("executor"),
-            "frontends": [self._address("frontend-0")],
+            "frontends": self._addresses,
             "postproc": dataclasses.asdict(postproc),
             "stream_interval": self._config.stream_interval,
             "record_dir": self._record_dir(),
             "log_level": self._config.log_level,
         }
-        if not postproc.enabled:
-            self._link = InProcessLink({**config, "worker": 0, "address": self._worker_address(0)}, self._proxy)
-            self._link.start()
+
+    async def _start_workers(self, config: Mapping[str, Any]) -> None:
+        size, told = self._config.num_postprocess_workers, self._told
+        if not size:
             return
         _say(f"starting {size} post-processing worker{'s' if size > 1 else ''} ...")
         self._pool = WorkerPool(
-            size, config, self._worker_address, self._proxy.worker_joined, self._proxy.worker_lost, self._give_up,
+            size, config, self._worker_address, told.worker_joined, told.worker_lost, self._give_up,
             hang_timeout=self._config.hang_timeout,
         )  # fmt: skip
         await self._pool.start()
@@ -258,15 +283,19 @@ class Launcher:
         _say(f"  curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{json.dumps(body)}'\n")
 
     def _process_tree(self, info: EngineInfo) -> Iterator[str]:
-        yield f"{os.getpid():>8}  front end and launcher"
         assert self._executor is not None
-        yield f"{self._executor.pid:>8}  |- executor ({info.name}, up to {info.max_model_len} tokens)"
-        if self._pool is None:
-            yield f"{'':>8}  `- post-processing in the front end (num_postprocess_workers = 0)"
-            return
-        workers = sorted(self._pool.alive.items())
-        for worker, pid in workers:
-            yield f"{pid:>8}  {'`-' if worker == workers[-1][0] else '|-'} worker-{worker}"
+        children: list[tuple[int | str | None, str]] = [
+            (self._executor.pid, f"executor ({info.name}, up to {info.max_model_len} tokens)")
+        ]
+        if self._pool is not None:
+            children += [(pid, f"worker-{worker}") for worker, pid in sorted(self._pool.alive.items())]
+        else:
+            children.append(("", "post-processing in the front end (num_postprocess_workers = 0)"))
+        if self._frontends is not None:
+            children += [(pid, f"front-end-{number}") for number, pid in sorted(self._frontends.alive.items())]
+        yield f"{os.getpid():>8}  {'front end and launcher' if self._frontends is None else 'launcher'}"
+        for child in children:
+            yield f"{child[0]:>8}  {'`-' if child is children[-1] else '|-'} {child[1]}"
 
     # -------------------------------------------------------------------------------- watching
 
@@ -275,7 +304,7 @@ class Launcher:
         logger.error("%s", reason)
         self._fatal = self._fatal or reason
         self._state.ending = reason
-        self._proxy.fail_all(reason)
+        self._told.fail_all(reason)
         self._hurry.set()
         self._stop.set()
 
@@ -307,31 +336,25 @@ class Launcher:
 
     async def _drain(self) -> None:
         """Let open streams finish, unless there is a hurry."""
-        if self._proxy.open_requests and not self._hurry.is_set():
-            timeout = self._config.shutdown_timeout
-            _say(
-                f"ending: {self._proxy.open_requests} open requests may finish within {timeout:.0f} s; again to end now"
-            )
-            waits = [asyncio.ensure_future(self._proxy.wait_idle()), asyncio.ensure_future(self._hurry.wait())]
-            await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
-        self._proxy.fail_all("the server is shutting down")
+        open_requests, timeout = self._told.open_requests, self._config.shutdown_timeout
+        if open_requests and not self._hurry.is_set():
+            _say(f"ending: {open_requests} open requests may finish within {timeout:.0f} s; again to end now")
+        for frontend in (self._frontend, self._frontends):
+            if frontend is not None:
+                await frontend.drain(self._hurry, timeout)
 
     async def _shut_down(self) -> None:
         self._stop.set()  # also after a failed start: an executor that ends from here on does so because we say so
-        if self._http is not None:
-            await self._http.stop(3.0)
-        if self._prompts is not None:
-            self._prompts.close()
+        if self._frontend is not None:
+            await self._frontend.stop_http()
+        if self._frontends is not None:
+            await self._frontends.stop(3.0)
         if self._pool is not None:
             await self._pool.stop(2.0)
-        if self._link is not None:
-            self._link.close()
         if self._executor is not None:
             await self._executor.stop(5.0)
-        await _end_tasks(self._tasks)
-        self._proxy.close()
+        if self._frontend is not None:
+            self._frontend.close()
         self._listener.close()
         self._run_dir.remove()
 

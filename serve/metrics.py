@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from executor.proxy import GenerationExecutor
-from postproc_workers.pool import WorkerPool
+from serve.board import Board
 from serve.gateway import ServerState
+
+#: Variable of the environment: the directory in which the front ends of a server keep their counters. prometheus_client
+#: looks for it when it is imported.
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -52,10 +59,33 @@ _EXECUTOR = {
 }
 
 
-class ServerMetrics:
-    """The registry of one front end."""
+class Workers(Protocol):
+    """What has to be known of the workers' lives: see ``WorkerPool``."""
 
-    def __init__(self, proxy: GenerationExecutor, pool: WorkerPool | None, state: ServerState | None = None) -> None:
+    @property
+    def alive(self) -> Mapping[int, object]:
+        """Those that can work, by id."""
+
+    @property
+    def restarts(self) -> int:
+        """Attempts to start one again."""
+
+    @property
+    def paused(self) -> int:
+        """Those whose next start waits."""
+
+
+class ServerMetrics:
+    """The registry of one front end. With several, the counters of all of them are in files (see ``SHARED``), and each
+    tells the same."""
+
+    def __init__(
+        self,
+        proxy: GenerationExecutor,
+        pool: Workers | None,
+        state: ServerState | None = None,
+        board: Board | None = None,
+    ) -> None:
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "tailrace_http_requests", "HTTP requests answered", ("path", "status"), registry=self._registry
@@ -88,24 +118,33 @@ class ServerMetrics:
             self.slow_clients.labels(limit)
         for reason in ("requests", "queue", "timeout", "unready"):
             self.refused.labels(reason)
-        self._registry.register(_Reports(proxy, pool, ServerState() if state is None else state))
+        self._reports = _Reports(proxy, pool, state or ServerState(), board or Board.alone())
 
     def render(self) -> bytes:
         """The exposition text (Prometheus text format 0.0.4)."""
-        return generate_latest(self._registry)
+        shown = CollectorRegistry(auto_describe=False)
+        if SHARED in os.environ:
+            MultiProcessCollector(shown)
+        else:
+            shown.register(self._registry)
+        shown.register(self._reports)
+        return generate_latest(shown)
 
 
 class _Reports(Collector):
     """Turns the last reports into metrics when somebody asks."""
 
-    def __init__(self, proxy: GenerationExecutor, pool: WorkerPool | None, state: ServerState) -> None:
-        self._proxy, self._pool, self._state = proxy, pool, state
+    def __init__(self, proxy: GenerationExecutor, pool: Workers | None, state: ServerState, board: Board) -> None:
+        self._proxy, self._pool, self._state, self._board = proxy, pool, state, board
 
     def collect(self) -> Iterator[Metric]:
-        proxy = self._proxy
-        yield GaugeMetricFamily("tailrace_open_requests", "Requests without their last bytes", proxy.open_requests)
-        yield CounterMetricFamily("tailrace_late_emissions", "Emission rows that came too late", proxy.late_rows)
-        yield CounterMetricFamily("tailrace_refused_frames", "Malformed frames", proxy.refused_frames)
+        proxy, board = self._proxy, self._board
+        board.follow(proxy)
+        count = board.total("open_requests")
+        yield GaugeMetricFamily("tailrace_open_requests", "Requests without their last bytes", count)
+        late, refused = board.total("late_rows"), board.total("refused_frames")
+        yield CounterMetricFamily("tailrace_late_emissions", "Emission rows that came too late", late)
+        yield CounterMetricFamily("tailrace_refused_frames", "Malformed frames", refused)
         if self._pool is not None:
             yield GaugeMetricFamily("tailrace_workers", "Workers that can work", len(self._pool.alive))
             yield CounterMetricFamily("tailrace_worker_restarts", "Workers started again", self._pool.restarts)

@@ -1,15 +1,17 @@
 """Responses that clients may come back to: by ``previous_response_id``, by ``item_reference``, by GET and DELETE.
 
-In memory, for one server and as long as it runs. Bounded by number and by bytes; what was used longest ago goes first.
-An entry holds its whole conversation, so a chain of responses does not break when an older one goes. Neighbours of a
-chain share their items, and each is charged for all of them: the bound is safe, if not tight.
+For one server and as long as it runs; all of its front ends have the same. Bounded by number and by bytes; what was
+used longest ago goes first. An entry holds its whole conversation, so a chain of responses does not break when an older
+one goes.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,6 +19,24 @@ import orjson
 from serve.errors import BadRequestError, NotFoundError
 
 PlainItem = Mapping[str, Any]
+
+#: Seconds to wait for another process that writes. Each holds the file for less than a millisecond.
+_LOCK_TIMEOUT = 5.0
+
+#: The next value of ``used``: it grows with every use, so the smallest one is the oldest.
+_NOW = "(SELECT coalesce(max(used), 0) + 1 FROM responses)"
+
+#: A write-ahead log, so that who reads does not wait for who writes, and one who dies in the middle costs nothing.
+_SCHEMA = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = OFF;
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, document BLOB NOT NULL, items BLOB NOT NULL, size INTEGER NOT NULL, used INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS by_use ON responses (used);
+CREATE TABLE IF NOT EXISTS outputs (id TEXT PRIMARY KEY, response TEXT NOT NULL, item BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS by_response ON outputs (response);
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +53,14 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """id -> response. max_responses: 0 switches it off. max_bytes: of all of them together."""
+    """id -> response. max_responses: 0 switches it off. max_bytes: of all of them together. path: a file that several
+    processes share; by default it is all in memory."""
 
-    def __init__(self, max_responses: int = 1024, max_bytes: int = 64 << 20) -> None:
+    def __init__(self, max_responses: int = 1024, max_bytes: int = 64 << 20, path: str | Path = ":memory:") -> None:
         self._max_responses, self._max_bytes = max_responses, max_bytes
-        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
-        #: Output items by id, of the responses that are here.
-        self._outputs: dict[str, PlainItem] = {}
-        self._size = 0
+        # Nothing of it outlives the server, so nothing has to be on a disk before the next thing happens.
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=_LOCK_TIMEOUT)
+        self._db.executescript(_SCHEMA)
 
     @property
     def enabled(self) -> bool:
@@ -50,10 +70,14 @@ class ResponseStore:
     @property
     def size(self) -> int:
         """Bytes charged to all entries."""
-        return self._size
+        return int(self._value("SELECT coalesce(sum(size), 0) FROM responses"))
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return int(self._value("SELECT count(*) FROM responses"))
+
+    def close(self) -> None:
+        """Let go of the file; idempotent."""
+        self._db.close()
 
     def put(self, document: bytes, items: Sequence[PlainItem], before: StoredResponse | None = None) -> None:
         """Store a response. items: its input; its output is taken from ``document``. One that alone is over the bound
@@ -67,26 +91,28 @@ class ResponseStore:
         if not self.enabled or size > self._max_bytes:
             return
         earlier = before.items if before is not None else ()
-        self.delete(response["id"])
-        self._entries[response["id"]] = StoredResponse(document, (*earlier, *items, *response["output"]), size)
-        self._outputs.update({item["id"]: item for item in response["output"]})
-        self._size += size
-        while len(self._entries) > self._max_responses or self._size > self._max_bytes:
-            self._forget(*self._entries.popitem(last=False))
+        conversation = orjson.dumps([*earlier, *items, *response["output"]])
+        with self._transaction():
+            self._forget(response["id"])
+            self._db.execute(
+                f"INSERT INTO responses VALUES (?, ?, ?, ?, {_NOW})", (response["id"], document, conversation, size)
+            )
+            outputs = [(item["id"], response["id"], orjson.dumps(item)) for item in response["output"]]
+            self._db.executemany("INSERT OR REPLACE INTO outputs VALUES (?, ?, ?)", outputs)
+            while len(self) > self._max_responses or self.size > self._max_bytes:
+                self._forget(self._value("SELECT id FROM responses ORDER BY used LIMIT 1"))
 
     def get(self, response_id: str) -> StoredResponse | None:
         """A response, which counts as used."""
-        entry = self._entries.get(response_id)
-        if entry is not None:
-            self._entries.move_to_end(response_id)
-        return entry
+        changed = f"UPDATE responses SET used = {_NOW} WHERE id = ? RETURNING document, items, size"
+        for document, items, size in self._db.execute(changed, (_text(response_id),)).fetchall():
+            return StoredResponse(document, tuple(orjson.loads(items)), size)
+        return None
 
     def delete(self, response_id: str) -> bool:
         """Forget a response; whether there was one."""
-        entry = self._entries.pop(response_id, None)
-        if entry is not None:
-            self._forget(response_id, entry)
-        return entry is not None
+        with self._transaction():
+            return self._forget(response_id)
 
     def document(self, response_id: str) -> bytes:
         """The response object. Raises NotFoundError."""
@@ -115,18 +141,34 @@ class ResponseStore:
     def _resolved(self, item: PlainItem, index: int) -> PlainItem:
         if item.get("type") != "item_reference" and set(item) != {"id"}:
             return item
-        found = self._outputs.get(str(item.get("id")))
+        found = self._value("SELECT item FROM outputs WHERE id = ?", _text(str(item.get("id"))))
         if found is None:
             where = f"input.{index}.id"
             raise BadRequestError(f"{where}: there is no item {str(item.get('id'))[:128]!r}{self._why()}", param=where)
-        return found
+        resolved: PlainItem = orjson.loads(found)
+        return resolved
 
     def _why(self) -> str:
         if not self.enabled:
             return ": this server stores no responses."
         return "; it was not stored, was deleted, or had to make room for newer ones."
 
-    def _forget(self, response_id: str, entry: StoredResponse) -> None:
-        self._size -= entry.size
-        for item in orjson.loads(entry.document)["output"]:
-            self._outputs.pop(item["id"], None)
+    def _forget(self, response_id: str) -> bool:
+        self._db.execute("DELETE FROM outputs WHERE response = ?", (_text(response_id),))
+        return self._db.execute("DELETE FROM responses WHERE id = ?", (_text(response_id),)).rowcount > 0
+
+    def _value(self, query: str, *values: str) -> Any:
+        row = self._db.execute(query, values).fetchone()
+        return None if row is None else row[0]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or nothing, with nobody else in between."""
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            yield
+
+
+def _text(name: str) -> str:
+    """What a client named, as the database takes it: half a pair is no character, and names nothing."""
+    return name.encode("utf-8", "replace").decode("utf-8")

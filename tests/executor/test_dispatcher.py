@@ -141,7 +141,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @rule(worker=workers, frontend=st.integers(0, FRONTENDS - 1))
     def announce(self, worker: int, frontend: int) -> None:
-        """A front end hears of a worker, perhaps when another one has seen it die; but not behind its own news of that."""
+        """A front end hears of a worker, perhaps when another one has seen it die; not behind its own news of that."""
         if worker in self.alive:
             self.known[worker].add(frontend)
             self.dispatcher.worker_joined(worker, frontend)

@@ -34,7 +34,11 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 START_TIMEOUT = 110.0
 STOP_TIMEOUT = 20.0
 _LISTENS = re.compile(r"tailrace serves \S+ at (http://\S+)")
-_ROLES = {"executor.process": "executor", "postproc_workers.process": "worker"}
+_ROLES = {
+    "executor.process": "executor",
+    "postproc_workers.process": "worker",
+    "serve.frontend_process": "front end",
+}
 
 #: Gauges of what is open, in the front end, the executor, its engine and the workers.
 OPEN = (
@@ -144,7 +148,7 @@ class Server:
         return self.process.pid
 
     def children(self, role: str) -> list[psutil.Process]:
-        """Its processes of a role, ``executor`` or ``worker``, the oldest first."""
+        """Its processes of a role, ``executor``, ``worker`` or ``front end``, the oldest first."""
         found = []
         for child in psutil.Process(self.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):

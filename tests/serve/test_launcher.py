@@ -24,8 +24,7 @@ from executor.child import ChildError
 from serve import executor_seat, launcher
 from serve.config import Config
 from serve.facts import default_sampling
-from serve.prompts import Prompts
-from serve.tokenizer_loading import TokenizerError, load_tokenizer
+from serve.tokenizer_loading import TokenizerError
 from tests.process.server import make_tokenizer
 
 
@@ -251,15 +250,3 @@ def test_a_failed_executor_leaves_no_loading_behind(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(executor_seat, "ChildProcess", Executor(ChildError("executor did not start: no memory")))
     with launched(tmp_path) as made:
         asyncio.run(main(made))
-
-
-def test_the_threads_for_prompts_end_with_the_server(tokenizer: Path) -> None:
-    async def main(made: launcher.Launcher) -> None:
-        made._prompts = prompts = Prompts(load_tokenizer(tokenizer))
-        assert await prompts.texts(["a"]) == [[97]]
-        await made._shut_down()
-        with pytest.raises(RuntimeError, match="after shutdown"):
-            await prompts.texts(["a"])
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        asyncio.run(main(launcher.Launcher(replay(tokenizer), None, listener)))
