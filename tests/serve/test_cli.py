@@ -47,7 +47,7 @@ def test_every_flag(started: list[Config], tmp_path: Path) -> None:
         "max_body_bytes": ("100", 100), "shutdown_timeout": ("1.5", 1.5), "log_level": ("debug", "debug"),
         "engine": ("replay", "replay"), "engine_config": (str(tmp_path / "engine.json"), {"vocab_size": 7}),
         "device": ("cpu", "cpu"), "dtype": ("float32", "float32"), "max_batch_tokens": ("10", 10),
-        "max_num_seqs": ("5", 5), "max_model_len": ("99", 99),
+        "max_num_seqs": ("5", 5), "max_model_len": ("99", 99), "num_serve_frontends": ("2", 2),
     }  # fmt: skip
     underscores = [word for name, (text, _) in flags.items() for word in (f"--{name}", text)]
     dashes = [f"--{name.replace('_', '-')}={text}" for name, (text, _) in flags.items()]
@@ -67,6 +67,8 @@ WRONG = {
     "--port -1": "negative",
     "--port x": "invalid",
     "--num_postprocess_workers -2": "negative",
+    "--num_serve_frontends 0": "not at least 1",
+    "--num_serve_frontends 65": "more than 64",
     "--stream_interval 0": "not at least 1",
     "--max_body_bytes 0": "not at least 1",
     "--shutdown_timeout nan": "not a number of seconds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -29,3 +30,12 @@ def test_arguments_of_an_engine() -> None:
     own = Config(device="cpu", max_num_seqs=3).engine_args("/a/model")
     assert own["model_dir"] == "/a/model" and own["device"] == "cpu" and own["max_num_seqs"] == 3
     assert set(own) == {"model_dir", "device", "dtype", "max_batch_tokens", "max_num_seqs", "max_model_len"}
+
+
+def test_plain_and_back() -> None:
+    """As a front end's process gets them: through JSON."""
+    config = Config(
+        model="m", engine_config={"scripts": [{"token_ids": [1]}]}, api_key=("a", "b"), cors_origin=("https://x",),
+        port=0, queue_timeout=1.5,
+    )  # fmt: skip
+    assert Config.from_plain(json.loads(json.dumps(config.to_plain()))) == config
