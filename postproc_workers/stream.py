@@ -70,7 +70,7 @@ class Stream:
         self._hook_factory = hook_factory
         self._hook: PostProcessorHook | None = None
         stops = StopStrings(spec.stop, include=spec.include_stop) if spec.stop else None
-        interval = stream_interval if post_processor.streams else 1
+        interval = (spec.stream_interval or stream_interval) if post_processor.streams else 1
         self.stages = [
             Stage(out, spec, vocabulary, stops, interval, hook_factory is not None) for out in self.record.outputs
         ]

@@ -29,7 +29,13 @@ from pydantic import (
     model_validator,
 )
 
-from postproc_workers.spec import MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, MAX_TOP_LOGPROBS
+from postproc_workers.spec import (
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STREAM_INTERVAL,
+    MAX_TOKEN_ID,
+    MAX_TOP_LOGPROBS,
+)
 from postproc_workers.stop_strings import MAX_STOPS
 from serve.body import Body, quote, wrong
 
@@ -351,6 +357,8 @@ class _Generation(Body):
     n: Positive = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    # Honoured without a stream too: a document is the same for every interval.
+    stream_interval: Annotated[int, Field(ge=1, le=MAX_STREAM_INTERVAL)] | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     # Harmless: they label, bill or route a request, and no answer depends on them.
