@@ -364,6 +364,7 @@ def _spec(
         stop_token_ids=tuple(request.stop_token_ids),
         logprobs=_logprobs(request),
         stream_interval=request.stream_interval,
+        split_steps=request.split_steps,
         recording=recording,
     )
 

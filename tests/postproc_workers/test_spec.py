@@ -30,6 +30,7 @@ FULL = StreamSpec(
     stop_token_ids=(0, 7, (1 << 31) - 1),
     logprobs=20,
     stream_interval=1000,
+    split_steps=True,
     recording={"name": "r", "endpoint": "/v1/completions", "request": {"prompt": ""}, "server": {"tokenizer": None}},
 )
 
@@ -56,6 +57,7 @@ SPECS = st.builds(
     stop_token_ids=st.lists(st.integers(0, (1 << 31) - 1), max_size=20).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
     stream_interval=st.none() | st.integers(1, 1000),
+    split_steps=st.booleans(),
     recording=st.none() | PLAIN_MAP,
 )
 
@@ -141,6 +143,8 @@ def test_names_a_missing_field(name: str) -> None:
         ("stream_interval", 1001),
         ("stream_interval", True),
         ("stream_interval", "2"),
+        ("split_steps", None),
+        ("split_steps", 1),
         ("recording", []),
         ("recording", {"request": b""}),
         ("surprise", 1),

@@ -125,6 +125,8 @@ SHARED_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"stream_interval": True}, "stream_interval"),
     ({"stream_interval": 2.0}, "stream_interval"),
     ({"stream_interval": "2"}, "stream_interval"),
+    ({"stream_interval": 2, "split_steps": True}, "stream_interval"),
+    ({"split_steps": 1}, "split_steps"),
     ({"skip_special_tokens": 0}, "skip_special_tokens"),
     ({"user": 5}, "user"),
     ({"metadata": []}, "metadata"),

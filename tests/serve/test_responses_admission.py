@@ -48,6 +48,7 @@ def test_a_request_is_admitted_with_its_sampling_and_its_spec() -> None:
     assert response["store"] is True
     assert (response["temperature"], response["top_p"]) == (0.5, 1.0)
     assert spec_of(admit()).post_processor == "responses_unary"
+    assert spec_of(admit(split_steps=True)).split_steps and not spec.split_steps
 
 
 def test_without_a_limit_the_answer_may_fill_the_context() -> None:
