@@ -22,6 +22,7 @@ from typing import Any
 import zmq
 
 from executor.channel import EMISSIONS_HWM, bind_pull, connect_push, drain, try_send
+from executor.histogram import Histogram
 from executor.messages import (
     OUTPUT_END,
     REQUEST_END,
@@ -90,6 +91,9 @@ class GenerationExecutor:
         self._frames = FrameReader(logger)
         #: messages that the executor's full queue refused
         self.dropped_messages = 0
+        #: seconds until the connections had a message's bytes: since the worker sent it, and since the executor shipped
+        #: the oldest of its steps
+        self.write_lag, self.chunk_lag = Histogram(), Histogram()
         #: the executor's last report, and each worker's
         self.status: dict[str, Any] = {}
         self.worker_stats: dict[int, dict[str, Any]] = {}
@@ -311,6 +315,15 @@ class GenerationExecutor:
                 sink.feed(payload, flags)
             if flags & REQUEST_END:
                 self._finished(rid)
+        if message.sent:
+            self._note_lag(message)
+
+    def _note_lag(self, message: Emissions) -> None:
+        """Once a message, when all of it is handed over."""
+        now = time.monotonic_ns()
+        self.write_lag.observe((now - message.sent) / 1e9)
+        if message.stamp:
+            self.chunk_lag.observe((now - message.stamp) / 1e9)
 
     def _rejected(self, message: Rejected) -> None:
         pending = self._pending.get(message.rid)

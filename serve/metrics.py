@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from executor.histogram import BOUNDS
 from executor.proxy import GenerationExecutor
 from postproc_workers.pool import WorkerPool
 from serve.gateway import ServerState
@@ -18,7 +21,6 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 #: name in a worker's report -> (metric, help, counter or gauge)
 _WORKER = {
-    "queue_age_seconds": ("queue_age_seconds", "Age of the oldest step when it was taken, last batch", False),
     "batch_rows": ("batch_rows", "Rows in the last batch", False),
     "open": ("open_requests", "Requests with an open output", False),
     "tokens": ("tokens", "Tokens received", True),
@@ -30,6 +32,12 @@ _WORKER = {
     "busy_seconds": ("busy_seconds", "Time spent handling steps", True),
     "refused_frames": ("refused_frames", "Malformed frames", True),
     "stale": ("stale_steps", "Steps that an executor which died had left behind", True),
+}
+
+#: name in a worker's report -> (metric, help)
+_WORKER_HISTOGRAMS = {
+    "queue_age": ("tailrace_worker_queue_age_seconds", "Age of each step when the worker took it"),
+    "post_processing": ("tailrace_worker_post_processing_seconds", "Time that a batch of steps took"),
 }
 
 #: name in the executor's report -> (metric, help, counter or gauge)
@@ -89,6 +97,7 @@ class ServerMetrics:
         for reason in ("requests", "queue", "timeout", "unready"):
             self.refused.labels(reason)
         self._registry.register(_Reports(proxy, pool, ServerState() if state is None else state))
+        self._registry.register(_Histograms(proxy))
 
     def render(self) -> bytes:
         """The exposition text (Prometheus text format 0.0.4)."""
@@ -117,9 +126,32 @@ class _Reports(Collector):
                 yield _family(f"tailrace_executor_{name}", text, counts, {(): proxy.status[key]}, ())
         for key, (name, text, counts) in _WORKER.items():
             values: dict[tuple[str, ...], float] = {
-                (str(worker),): stats[key] for worker, stats in proxy.worker_stats.items() if key in stats
+                (str(worker),): stats[key]
+                for worker, stats in proxy.worker_stats.items()
+                if not isinstance(stats.get(key, []), list)
             }
             yield _family(f"tailrace_worker_{name}", text, counts, values, ("worker",))
+
+
+class _Histograms(Collector):
+    """What has been counted by size: by the proxy itself, and by the workers as of their last reports."""
+
+    def __init__(self, proxy: GenerationExecutor) -> None:
+        self._proxy = proxy
+
+    def collect(self) -> Iterator[Metric]:
+        proxy = self._proxy
+        text = "From the worker sending a message to its bytes being handed to the connections"
+        yield _histogram("tailrace_write_lag_seconds", text, {(): proxy.write_lag.report()}, ())
+        text = "From the executor shipping the oldest step of a message to its bytes being handed to the connections"
+        yield _histogram("tailrace_chunk_lag_seconds", text, {(): proxy.chunk_lag.report()}, ())
+        for key, (name, text) in _WORKER_HISTOGRAMS.items():
+            reports: dict[tuple[str, ...], Sequence[float]] = {
+                (str(worker),): stats[key]
+                for worker, stats in proxy.worker_stats.items()
+                if isinstance(stats.get(key), list)
+            }
+            yield _histogram(name, text, reports, ("worker",))
 
 
 def _family(
@@ -128,4 +160,15 @@ def _family(
     family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, text, labels=labels)
     for key, value in values.items():
         family.add_metric(key, value)
+    return family
+
+
+def _histogram(
+    name: str, text: str, reports: Mapping[tuple[str, ...], Sequence[float]], labels: tuple[str, ...]
+) -> Metric:
+    """reports: as ``executor.histogram`` makes them, by the labels' values."""
+    family = HistogramMetricFamily(name, text, labels=labels)
+    bounds = [*map(floatToGoString, BOUNDS), "+Inf"]
+    for key, (total, *counts) in reports.items():
+        family.add_metric(key, list(zip(bounds, accumulate(counts))), total)
     return family

@@ -253,7 +253,8 @@ def test_metrics(replay_server: Callable[[int], Server]) -> None:
     asyncio.run(fetch(server.url, "/some/path", method="GET"))
     values = server.metrics()
     names = (
-        "queue_age_seconds",
+        "queue_age_seconds_count",
+        "post_processing_seconds_sum",
         "batch_rows",
         "tokens_total",
         "chunks_total",
@@ -265,6 +266,10 @@ def test_metrics(replay_server: Callable[[int], Server]) -> None:
     assert len(workers) == 2 and all(
         f"tailrace_worker_{name}{{{worker}" in values for name in names for worker in workers
     )
+    assert server.total("tailrace_worker_queue_age_seconds_count") > 0
+    assert server.total("tailrace_worker_post_processing_seconds_count") > 0
+    lags = [values[f"tailrace_{name}_lag_seconds_{kind}"] for name in ("write", "chunk") for kind in ("sum", "count")]
+    assert 0 < lags[0] <= lags[2] and 0 < lags[1] == lags[3]  # what the worker has sent was shipped before
     assert values["tailrace_workers"] == 2
     assert "tailrace_http_requests_total{path=/v1/models/{model},status=404}" in values
     assert "tailrace_http_requests_total{path=other,status=404}" in values
