@@ -94,6 +94,8 @@ class GenerationExecutor:
         #: seconds until the connections had a message's bytes: since the worker sent it, and since the executor shipped
         #: the oldest of its steps
         self.write_lag, self.chunk_lag = Histogram(), Histogram()
+        #: of the message that sinks are being fed from: when its oldest step was shipped, as in ``Emissions``
+        self.stamp = 0
         #: the executor's last report, and each worker's
         self.status: dict[str, Any] = {}
         self.worker_stats: dict[int, dict[str, Any]] = {}
@@ -184,6 +186,10 @@ class GenerationExecutor:
         while self._pending:
             self._idle.clear()
             await self._idle.wait()
+
+    def tokens_of(self, rid: int) -> int:
+        """Tokens that the sink of an open request has been told of, over all outputs."""
+        return sum(self._pending[rid].counts)
 
     def mint(self) -> int:
         """A new rid."""
@@ -297,7 +303,7 @@ class GenerationExecutor:
             return
         if message.stats is not None:
             self.worker_stats[message.worker] = dict(message.stats)
-        pendings, worker = self._pending, message.worker
+        pendings, worker, self.stamp = self._pending, message.worker, message.stamp
         for rid, epoch, index, count, flags, payload in message.rows():
             pending = pendings.get(rid)
             if pending is None or epoch < pending.epoch or index >= len(pending.counts):

@@ -277,6 +277,23 @@ def test_metrics(replay_server: Callable[[int], Server]) -> None:
     assert values["tailrace_first_chunk_seconds_count"] >= 1
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_response_tells_its_own_timings(replay_server: Callable[[int], Server], workers: int) -> None:
+    url, (path, asked) = replay_server(workers).url, chat("hard", max_tokens=6)
+    streamed = asyncio.run(fetch(url, path, {**asked, "stream": True}, x_timings="1"))
+    events, _, comment = streamed.body.partition(b": timings ")
+    assert streamed.complete and events.endswith(b"data: [DONE]\n\n") and comment.endswith(b"}\n\n")
+    figures = json.loads(comment)
+    assert 0 < figures["parse"] < figures["first"] <= figures["total"] and figures["tokens"] == 6
+    assert figures["parse"] + figures["tokenize"] + figures["queue"] <= figures["first"] + 0.01
+    assert 0 < figures["lag_mean"] <= figures["lag_max"] and 1 <= figures["chunks"] <= 7
+    whole = asyncio.run(fetch(url, path, asked, x_timings="1"))
+    names = [entry.partition(";")[0] for entry in whole.headers["server-timing"].split(", ")]
+    assert names == ["parse", "tokenize", "queue", "first", "total", "tokens"]
+    refused = asyncio.run(fetch(url, path, asked, x_timings="on"))
+    assert refused.status == 400 and refused.json()["error"]["param"] == "X-Timings"
+
+
 def test_vocabulary_is_the_tokenizers(replay_server: Callable[[int], Server]) -> None:
     highest = vocabulary_config()["vocab_size"] - 1
     answer = asyncio.run(fetch(replay_server(1).url, "/detokenize", {"tokens": [highest]}))
