@@ -273,10 +273,15 @@ class Emissions:
 
     counts: how many tokens of the output, from its start, the client has been told of once it has the row's bytes; a
     resume starts there. payload: all rows' bytes, cut by ``sizes``.
-    stats: a worker's counters, now and then, else None. Lengths are checked when built (WireError).
+    stats: a worker's counters, now and then, else None: numbers by name, and reports of histograms (``histogram.py``).
+    stamp, sent: CLOCK_MONOTONIC nanoseconds at which the executor shipped the oldest of the steps, and at which the
+        worker gave the message away; 0 where nobody has looked at a clock.
+    Lengths are checked when built (WireError).
     """
 
-    __slots__ = ("worker", "rids", "epochs", "indexes", "counts", "flags", "sizes", "payload", "stats")
+    __slots__ = (
+        "worker", "rids", "epochs", "indexes", "counts", "flags", "sizes", "payload", "stats", "stamp", "sent",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -289,9 +294,12 @@ class Emissions:
         sizes: Sequence[int],
         payload: bytes,
         stats: Mapping[str, Any] | None = None,
+        stamp: int = 0,
+        sent: int = 0,
     ) -> None:
         self.worker, self.rids, self.epochs, self.indexes = worker, rids, epochs, indexes
         self.counts, self.flags, self.sizes, self.payload, self.stats = counts, flags, sizes, payload, stats
+        self.stamp, self.sent = stamp, sent
         n = len(rids)
         if not (len(epochs) == len(indexes) == len(counts) == len(flags) == len(sizes) == n):
             raise WireError("emissions: columns of different lengths")
@@ -309,6 +317,7 @@ class Emissions:
         made.rids, made.epochs, made.indexes, made.counts, made.flags, payloads = zip(*rows)
         made.sizes, made.payload = list(map(len, payloads)), b"".join(payloads)
         made.worker, made.stats = worker, stats
+        made.stamp = made.sent = 0
         return made
 
     def rows(self) -> Iterator[EmissionRow]:

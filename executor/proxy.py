@@ -22,6 +22,7 @@ from typing import Any
 import zmq
 
 from executor.channel import EMISSIONS_HWM, bind_pull, connect_push, drain, try_send
+from executor.histogram import Histogram
 from executor.messages import (
     OUTPUT_END,
     REQUEST_END,
@@ -90,6 +91,11 @@ class GenerationExecutor:
         self._frames = FrameReader(logger)
         #: messages that the executor's full queue refused
         self.dropped_messages = 0
+        #: seconds until the connections had a message's bytes: since the worker sent it, and since the executor shipped
+        #: the oldest of its steps
+        self.write_lag, self.chunk_lag = Histogram(), Histogram()
+        #: of the message that sinks are being fed from: when its oldest step was shipped, as in ``Emissions``
+        self.stamp = 0
         #: the executor's last report, and each worker's
         self.status: dict[str, Any] = {}
         self.worker_stats: dict[int, dict[str, Any]] = {}
@@ -180,6 +186,10 @@ class GenerationExecutor:
         while self._pending:
             self._idle.clear()
             await self._idle.wait()
+
+    def tokens_of(self, rid: int) -> int:
+        """Tokens that the sink of an open request has been told of, over all outputs."""
+        return sum(self._pending[rid].counts)
 
     def mint(self) -> int:
         """A new rid."""
@@ -294,7 +304,7 @@ class GenerationExecutor:
             return
         if message.stats is not None:
             self.worker_stats[message.worker] = dict(message.stats)
-        pendings, worker = self._pending, message.worker
+        pendings, worker, self.stamp = self._pending, message.worker, message.stamp
         for rid, epoch, index, count, flags, payload in message.rows():
             pending = pendings.get(rid)
             if pending is None or epoch < pending.epoch or index >= len(pending.counts):
@@ -312,6 +322,15 @@ class GenerationExecutor:
                 sink.feed(payload, flags)
             if flags & REQUEST_END:
                 self._finished(rid)
+        if message.sent:
+            self._note_lag(message)
+
+    def _note_lag(self, message: Emissions) -> None:
+        """Once a message, when all of it is handed over."""
+        now = time.monotonic_ns()
+        self.write_lag.observe((now - message.sent) / 1e9)
+        if message.stamp:
+            self.chunk_lag.observe((now - message.stamp) / 1e9)
 
     def _rejected(self, message: Rejected) -> None:
         pending = self._pending.get(message.rid)

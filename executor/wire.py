@@ -28,7 +28,7 @@ row and in the same frame or an earlier one; the executor passes it on as bytes 
 
 A column in which every value is the usual one is left out: index 0, a step's count 1, epoch 0, flags 0; lp_row where
 every row has log-probabilities, lp_n 1, lp_k where all are equal. In plain streams that is half of them, and at 16 rows
-a frame the columns' fixed cost is half of all.
+a frame the columns' fixed cost is half of all. So are ``stamp`` and ``sent`` of emissions where they are 0.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from typing import Any
 import msgpack
 
 from executor.engines.base import TokenLogprob
+from executor.histogram import is_report
 from executor.logprob_records import RecordRows, alternatives, cut_equal_records, cut_records
 from executor.messages import (
     FINISH_REASONS,
@@ -165,6 +166,16 @@ def _numbers(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     values = _typed(fields, name, dict)
     if not all(isinstance(key, str) and isinstance(value, (int, float)) for key, value in values.items()):
         raise WireError(f"{name}: a map of numbers by name is needed")
+    return dict(values)
+
+
+def _stats(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers by name, and among them histograms, which are lists."""
+    values = _typed(fields, "stats", dict)
+    lists = {name: value for name, value in values.items() if isinstance(value, list)}
+    if not all(isinstance(name, str) and is_report(value) for name, value in lists.items()):
+        raise WireError("stats: a histogram is its sum and a count for each of its buckets")
+    _numbers({"stats": {name: value for name, value in values.items() if name not in lists}}, "stats")
     return dict(values)
 
 
@@ -349,6 +360,10 @@ def _encode_emissions(m: Emissions) -> dict[str, Any]:
     _pack_unusual(frame, "flags", "B", m.flags, 0)
     if m.stats is not None:
         frame["stats"] = dict(m.stats)
+    if m.stamp:
+        frame["stamp"] = m.stamp
+    if m.sent:
+        frame["sent"] = m.sent
     return frame
 
 
@@ -358,7 +373,8 @@ def _decode_emissions(f: Mapping[str, Any]) -> Emissions:
         _int(f, "worker"), rids, _unpack_unusual(f, "epoch", "I", len(rids), 0),
         _unpack_unusual(f, "index", "H", len(rids), 0), _unpack(f, "count", "I"),
         _unpack_unusual(f, "flags", "B", len(rids), 0), _unpack(f, "size", "I"), _typed(f, "payload", bytes),
-        _numbers(f, "stats") if "stats" in f else None,
+        _stats(f) if "stats" in f else None, _int(f, "stamp") if "stamp" in f else 0,
+        _int(f, "sent") if "sent" in f else 0,
     )  # fmt: skip
 
 

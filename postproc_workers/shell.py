@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from executor.histogram import Histogram
 from executor.messages import Emissions, Recall, StepRecords
 from executor.request import PostprocWorkerConfig
 from executor.wire import FrameReader
@@ -51,7 +52,8 @@ class WorkerShell:
             marker=Marker.open(config["marker"]).cells if config.get("marker") else None,
         )
         self._busy_seconds = 0.0
-        self._queue_age = 0.0
+        #: seconds that each step had waited when it was taken, and that each batch took
+        self._queue_age, self._post_processing = Histogram(), Histogram()
         self._batch_rows = 0
         self._next_report = 0.0
 
@@ -62,16 +64,25 @@ class WorkerShell:
 
     def handle(self, frames: Sequence[bytes], blocked: Collection[int] = ()) -> WorkerOutput:
         """Everything that has arrived, in one go. blocked: front ends that take nothing at the moment."""
-        begin = time.monotonic()
+        begin = time.monotonic_ns()
         messages = [message for frame in frames if (message := self._decode(frame)) is not None]
         output = self._worker.receive(messages, blocked)
         steps = [message for message in messages if isinstance(message, StepRecords)]
+        end = time.monotonic_ns()
+        self._busy_seconds += (end - begin) / 1e9
         if steps:
-            # The oldest step has waited longest: its age tells whether this worker keeps up.
-            self._queue_age = max(0.0, begin - steps[0].stamp / 1e9) if steps[0].stamp else 0.0
-            self._batch_rows = sum(len(step.rids) for step in steps)
-        self._busy_seconds += time.monotonic() - begin
+            self._note(steps, begin, end, output)
         return output
+
+    def _note(self, steps: Sequence[StepRecords], begin: int, end: int, output: WorkerOutput) -> None:
+        """What a batch took, and when its bytes were made: once a step and a message, never for each row."""
+        stamps = [step.stamp for step in steps if step.stamp]
+        for stamp in stamps:
+            self._queue_age.observe((begin - stamp) / 1e9)
+        self._post_processing.observe((end - begin) / 1e9)
+        self._batch_rows = sum(len(step.rids) for step in steps)
+        for emissions in (*output.emissions.values(), *(more for _, more in output.overflow)):
+            emissions.stamp, emissions.sent = min(stamps, default=0), end
 
     def write(self, recordings: Sequence[dict[str, Any]]) -> None:
         """Write finished recordings. Call it once the batch's bytes are on their way: a slow disk must not hold them
@@ -88,13 +99,14 @@ class WorkerShell:
         return Emissions(self.worker_id, (), (), (), (), (), (), b"", self.counters())
 
     def counters(self) -> dict[str, Any]:
-        """All counters by name; seconds where a name says so."""
+        """All counters by name, seconds where a name says so; histograms as they report themselves."""
         return dataclasses.asdict(self._worker.stats) | {
             "open": self._worker.open_requests,
             "busy_seconds": self._busy_seconds,
-            "queue_age_seconds": self._queue_age,
             "batch_rows": self._batch_rows,
             "refused_frames": self._frames.refused,
+            "queue_age": self._queue_age.report(),
+            "post_processing": self._post_processing.report(),
         }
 
     def _decode(self, frame: bytes) -> StepRecords | Recall | None:

@@ -26,6 +26,7 @@ MAX_STOP_CHARS = 1024  #: a stop string may be held back for its whole length
 MAX_STOP_TOKEN_IDS = 1024
 MAX_VISIBLE_TOKENS = 64
 MAX_TOP_LOGPROBS = 20
+MAX_STREAM_INTERVAL = 1000  #: tokens whose text one event may wait for
 MAX_TOKEN_ID = (1 << 31) - 1  #: ids are 4 bytes, signed, in a step's columns
 MAX_DEPTH = 256  #: nesting of ``args`` and ``recording``; MessagePack libraries themselves give up at 511 to 1024
 
@@ -49,6 +50,9 @@ class StreamSpec:
     stop_gate: (inside, opens, closes) of a reasoning block in which stop strings are not looked for (``stop_gate.py``).
     stop_token_ids: the client's own; an output that one of them ended reports it as its stop reason.
     logprobs: None is off, 0 the sampled token's only, k > 0 also the k most likely ones.
+    stream_interval: tokens per event, 1 to 1000; None: as the worker was started. A document has no events.
+    split_steps: every token that makes text has an event of its own, however many came in a row; ``stream_interval`` is
+        1 then, whatever it says.
     token_pieces: the post-processor wants the text of each token (``CompletionOutput.pieces``), to count tokens by it.
     recording: what a recording server keeps about the request: ``name``, ``endpoint``, ``request``, ``server`` and
         perhaps ``prompt``, under the keys of the public recording format; None when nothing is recorded.
@@ -68,6 +72,8 @@ class StreamSpec:
     stop_gate: tuple[Any, ...] | None = None
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    stream_interval: int | None = None
+    split_steps: bool = False
     token_pieces: bool = False
     recording: dict[str, Any] | None = None
 
@@ -219,6 +225,8 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "stop_gate": _optional(_gate),
     "stop_token_ids": _tuple_of(_number(0, MAX_TOKEN_ID), MAX_STOP_TOKEN_IDS),
     "logprobs": _optional(_number(0, MAX_TOP_LOGPROBS)),
+    "stream_interval": _optional(_number(1, MAX_STREAM_INTERVAL)),
+    "split_steps": _flag,
     "token_pieces": _flag,
     "recording": _optional(_plain_map),
 }

@@ -41,11 +41,12 @@ class Stream:
     cancels: outputs that ended here before the engine ended them; the worker passes them on and clears the list.
     late_tokens: tokens that came for an output that had already ended.
     express: how a worker may write this stream's usual events itself, None where it may not.
+    split: whoever calls ``step`` cuts rows into rows of one id first, with the end in the last one.
     """
 
     __slots__ = (
         "rid", "epoch", "frontend", "spec", "record", "args", "process", "stages", "flags", "cancels", "late_tokens",
-        "express", "_post_processor", "_size", "_hook_factory", "_hook",
+        "express", "split", "_post_processor", "_size", "_hook_factory", "_hook",
     )  # fmt: skip
 
     def __init__(
@@ -70,11 +71,14 @@ class Stream:
         self._hook_factory = hook_factory
         self._hook: PostProcessorHook | None = None
         stops = StopStrings(spec.stop, include=spec.include_stop) if spec.stop else None
-        interval = stream_interval if post_processor.streams else 1
+        self.split = spec.split_steps and post_processor.streams
+        interval = spec.stream_interval or stream_interval
+        if self.split or not post_processor.streams:
+            interval = 1
         self.stages = [
             Stage(out, spec, vocabulary, stops, interval, hook_factory is not None) for out in self.record.outputs
         ]
-        alone = len(self.stages) == 1 and self.stages[0].plain and not self.stages[0].watched
+        alone = len(self.stages) == 1 and self.stages[0].plain and not self.stages[0].watched and not self.split
         self.express = post_processor.express if alone else None
         for stage, (count, ended) in zip(self.stages, opened.delivered):
             stage.silent, stage.silent_end = count, ended

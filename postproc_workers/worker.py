@@ -112,6 +112,8 @@ class PostprocWorker:
         self._express: dict[int, Lane] = {}
         #: rows whose front end takes nothing at the moment; joined, one per output
         self._held: list[RecordRow] = []
+        #: those whose tokens have an event each, whatever came together
+        self._apart: set[int] = set()
         #: rows waiting to be built into a message, by front end; emptied at the end of each ``receive``
         self._outbox: dict[int, list[EmissionRow]] = {}
 
@@ -216,6 +218,10 @@ class PostprocWorker:
         id whose bytes are complete is looked up by the contract that ``detokenizer.py`` states for ``strings`` and
         ``pending``, and what ``record.advance`` would set is set here. Inside it, ``Stream.watched_step`` is the lane
         of streams with stop strings or log-probabilities.
+
+        A row of several ids of a stream that wants an event for each becomes rows of one id here, and all is as if the
+        engine had made one token a step. Such a stream does not take the express lane, which knows nothing of that: so
+        the others do not pay for it.
         """
         streams, outbox, marker, express = self._streams, self._outbox, self._marker, self._express
         for rid, index, tokens, finish, logprobs in rows:
@@ -263,6 +269,9 @@ class PostprocWorker:
                         sent = len(choice.token_ids)
                         outbox[stream.frontend].append((rid, stream.epoch, index, sent, 0, payload))
                         continue
+                elif stream.split and len(tokens) > 1:
+                    self._run(_singles(rid, index, tokens, finish, logprobs), output)
+                    continue
                 else:
                     payload = stream.step(index, tokens, finish, logprobs)
             except Exception as error:  # a broad one: a request fails alone, whatever its stages raise
@@ -303,6 +312,7 @@ class PostprocWorker:
         stream.cancels.clear()
         if stream.flags & REQUEST_END:
             del self._streams[stream.rid]
+            self._apart.discard(stream.rid)
             self.stats.finished += 1
             self.stats.failed += bool(stream.flags & FAILED)
             if (recording := stream.recording()) is not None:
@@ -313,10 +323,13 @@ class PostprocWorker:
         for opened in opens:
             self._marker[0] = opened.rid
             self._express.pop(opened.rid, None)
+            self._apart.discard(opened.rid)
             self.stats.opened += 1
             self._outbox.setdefault(opened.frontend, [])
             try:
-                self._streams[opened.rid] = self._stream(opened)
+                stream = self._streams[opened.rid] = self._stream(opened)
+                if stream.split:
+                    self._apart.add(opened.rid)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 # A spec that cannot be decoded, or arguments that are not what their post-processor expects.
                 logger.error("request %d refused: %s: %s", opened.rid, type(error).__name__, error)
@@ -363,9 +376,14 @@ class PostprocWorker:
         self._run(self._merge(row for row in rows if row[0] not in waiting), output)
 
     def _merge(self, rows: Iterable[RecordRow]) -> Iterator[RecordRow]:
-        """The rows with those of one output joined, in the order in which the outputs first appear."""
+        """The rows with those of one output joined, in the order in which the outputs first appear. Rows of streams
+        that want an event for each token stay as they came: behind the others, in their order."""
         merged: dict[tuple[int, int], tuple[list[int], list[bytes] | None, list[Finish]]] = {}
+        apart, kept = self._apart, []
         for rid, index, tokens, finish, logprobs in rows:
+            if apart and rid in apart:
+                kept.append((rid, index, tokens, finish, logprobs))
+                continue
             entry = merged.get((rid, index))
             if entry is None:
                 logs = None if logprobs is None else list(logprobs)
@@ -382,6 +400,17 @@ class PostprocWorker:
                 entry[2].append(finish)
         for (rid, index), (ids, entries, finishes) in merged.items():
             yield rid, index, ids, finishes[0] if finishes else None, entries
+        yield from kept
+
+
+def _singles(
+    rid: int, index: int, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[bytes] | None
+) -> Iterator[RecordRow]:
+    """A row as an engine would have given it that makes one token a step: the end comes with the last one."""
+    last = len(tokens) - 1
+    for place, token in enumerate(tokens):
+        entry = logprobs[place : place + 1] if logprobs is not None else None
+        yield rid, index, (token,), finish if place == last else None, entry
 
 
 def _joined(tokens: Sequence[int], strings: Sequence[str | None]) -> str | None:

@@ -363,6 +363,8 @@ def _spec(
         include_stop=request.include_stop_str_in_output,
         stop_token_ids=tuple(request.stop_token_ids),
         logprobs=_logprobs(request),
+        stream_interval=request.stream_interval,
+        split_steps=request.split_steps,
         recording=recording,
     )
 

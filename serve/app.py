@@ -140,7 +140,7 @@ class App:
     # -------------------------------------------------------------------------------- generation
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
-        self._gateway.check_ready()
+        self._gateway.begin(scope)
         request = await self._gateway.parsed(ChatCompletionRequest, scope, receive)
         check_model(request.model, self._facts)
         prompt, ids = await self._prompts.chat(request)
@@ -149,7 +149,7 @@ class App:
         return await self._gateway.answer(admitted, request.stream, scope, receive, send, headers)
 
     async def _completions(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
-        self._gateway.check_ready()
+        self._gateway.begin(scope)
         request = await self._gateway.parsed(CompletionRequest, scope, receive)
         check_model(request.model, self._facts)
         prompts = await self._prompts.texts(request.prompt)

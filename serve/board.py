@@ -5,7 +5,8 @@ whichever front end answers. A message for each request would cost as much as th
 memory costs next to nothing, and whoever wants to know adds up. The launcher makes the file, and clears the numbers of
 a front end that is gone.
 
-Signed 64-bit integers in the machine's byte order: for each seat one of each of ``FIELDS``.
+Signed 64-bit integers in the machine's byte order: for each seat one of each of ``FIELDS``, then a report of each of
+``HISTOGRAMS``.
 """
 
 from __future__ import annotations
@@ -16,25 +17,29 @@ from collections.abc import MutableSequence
 from pathlib import Path
 from typing import cast
 
+from executor.histogram import BOUNDS
 from executor.proxy import GenerationExecutor
 
 #: taken: requests from the end of their body to the end of their response. open_requests, late_rows, refused_frames: as
 #: in ``GenerationExecutor``.
 FIELDS = ("taken", "open_requests", "late_rows", "refused_frames")
+#: Histograms of ``GenerationExecutor``; the total is in nanoseconds.
+HISTOGRAMS = ("write_lag", "chunk_lag")
 
-_SIZE = 8 * len(FIELDS)
+_BUCKETS = len(BOUNDS) + 2
+_WIDTH = len(FIELDS) + _BUCKETS * len(HISTOGRAMS)
 
 
 class Board:
     """One front end's view. seat: which numbers are its own."""
 
     def __init__(self, cells: MutableSequence[int], seat: int) -> None:
-        self._cells, self._own = cells, seat * len(FIELDS)
+        self._cells, self._own = cells, seat * _WIDTH
 
     @classmethod
     def alone(cls) -> Board:
         """Of the only front end: it needs no file."""
-        return cls([0] * len(FIELDS), 0)
+        return cls([0] * _WIDTH, 0)
 
     @classmethod
     def create(cls, path: str | Path, seats: int) -> Board:
@@ -42,7 +47,7 @@ class Board:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
             # Written, not just made that long: a store into a page that a full disk cannot hold would kill its process.
-            os.write(file, bytes(seats * _SIZE))
+            os.write(file, bytes(8 * seats * _WIDTH))
         finally:
             os.close(file)
         return cls.open(path, 0)
@@ -64,12 +69,26 @@ class Board:
         """The numbers that it knows, as of now."""
         for field in FIELDS[1:]:
             self.tell(field, getattr(proxy, field))
+        for place, name in enumerate(HISTOGRAMS):
+            total, *counts = getattr(proxy, name).report()
+            start = self._own + len(FIELDS) + place * _BUCKETS
+            for cell, value in enumerate((int(1e9 * total), *counts), start):
+                self._cells[cell] = int(value)
 
     def total(self, field: str) -> int:
         """Of all front ends."""
-        return sum(self._cells[FIELDS.index(field) :: len(FIELDS)])
+        return sum(self._cells[FIELDS.index(field) :: _WIDTH])
+
+    def histograms(self, name: str) -> list[list[float]]:
+        """A report of each front end: see ``executor.histogram``."""
+        first = len(FIELDS) + HISTOGRAMS.index(name) * _BUCKETS
+        reports = []
+        for start in range(first, len(self._cells), _WIDTH):
+            total, *counts = self._cells[start : start + _BUCKETS]
+            reports.append([total / 1e9, *counts])
+        return reports
 
     def clear(self, seat: int) -> None:
         """Nobody sits there."""
-        for cell in range(seat * len(FIELDS), (seat + 1) * len(FIELDS)):
+        for cell in range(seat * _WIDTH, (seat + 1) * _WIDTH):
             self._cells[cell] = 0

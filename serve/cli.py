@@ -132,7 +132,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--served_model_name", metavar="NAME", help="the name clients use (default: the model's)")
     _add_engine(parser)
     add("--stream_interval", type=_positive, default=1, metavar="K",
-        help="tokens per event; the first is never held back (default: %(default)s)")  # fmt: skip
+        help="tokens per event, where a request does not say; the first is never held back "
+             "(default: %(default)s)")  # fmt: skip
     add("--post_processor_hook", metavar="PKG.MODULE:CLASS",
         help="your class, asked about the text of every output and step: "
              "emit, replace, suppress or terminate")  # fmt: skip

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest
 from executor.result import ResultError
+from executor.sink import Sink
 from serve.admission import Minted
 from serve.board import Board
 from serve.body import parse
@@ -30,6 +31,7 @@ from serve.limits import ClientLimits
 from serve.outlets import Outlets, outlet_of
 from serve.prompts import Prompts
 from serve.streams import ClientStream
+from serve.timings import TimedSink, ask_timings, timings_of
 
 Model = TypeVar("Model", bound=Any)
 
@@ -94,6 +96,12 @@ class Gateway:
             self._refused("unready")
             raise OverloadedError(f"The server is {self._state.unready}.", retry_after=_LATER, status=503)
 
+    def begin(self, scope: Scope) -> None:
+        """A request that wants something generated is here. OverloadedError (503) while nobody is admitted,
+        BadRequestError for a header that asks for something else than timings."""
+        self.check_ready()
+        ask_timings(scope)
+
     def leave(self, scope: Scope) -> None:
         """A request is over, however it ended; for any request."""
         self._open.discard(id(scope))
@@ -123,9 +131,10 @@ class Gateway:
         check_json(scope)
         body = await read_body(receive, self._limits.max_body_bytes)
         self._enter(scope)
-        if len(body) < _LARGE_BODY:
-            return parse(model, body)
-        return await self._prompts.parse(lambda: parse(model, body))
+        large = len(body) >= _LARGE_BODY
+        request = await self._prompts.parse(lambda: parse(model, body)) if large else parse(model, body)
+        _mark(scope, "parsed")
+        return request
 
     def mint(self, prefix: str) -> Minted:
         """All that is random or clock-like about a request, once; from here on it is a function of its tokens."""
@@ -146,10 +155,10 @@ class Gateway:
         waiting = ClientStream() if stream is None else stream
         self._bound(waiting, scope, headers)
         self.check_ready()  # again: the shutdown may have begun while the prompt was being tokenized
-        self._submit(request, waiting)
+        self._submit(request, waiting, scope)
         self._outlets.add(waiting)
         try:
-            writer = send_stream(send, waiting, headers, lambda: self._first(scope, streams))
+            writer = send_stream(send, waiting, headers, lambda: self._first(scope, streams), timings_of(scope))
             return int(await watched(receive, waiting, writer))
         finally:
             self._outlets.discard(waiting)
@@ -164,13 +173,23 @@ class Gateway:
         if outlet is not None:
             outlet.label = dict(headers).get(b"x-request-id", b"")
 
-    def _submit(self, request: GenerationRequest, stream: ClientStream) -> None:
+    def _submit(self, request: GenerationRequest, stream: ClientStream, scope: Scope) -> None:
+        sink: Sink = stream
+        if (timings := timings_of(scope)) is not None:
+            timings.mark("submitted")
+            sink = TimedSink(stream, timings, self._proxy, request.rid)
         try:
-            self._proxy.open(request, stream)
+            self._proxy.open(request, sink)
         except ResultError as error:  # its queue is full: it hangs
             self._refused("queue")
             raise OverloadedError(f"The request was refused: {error}.", retry_after=_LATER, status=503) from error
 
     def _first(self, scope: Scope, streams: bool) -> None:
+        _mark(scope, "first")
         if streams:
             self._observe(since_arrival(scope))
+
+
+def _mark(scope: Scope, name: str) -> None:
+    if (timings := timings_of(scope)) is not None:
+        timings.mark(name)

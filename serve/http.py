@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve.errors import ApiError, BadRequestError, PayloadTooLargeError
 from serve.streams import ClientStream
+from serve.timings import Timings
 
 JSON = (b"content-type", b"application/json")
 EVENTS = (
@@ -103,10 +104,16 @@ async def send_error(send: Send, error: ApiError, headers: Iterable[Header] = ()
 
 
 async def send_stream(
-    send: Send, stream: ClientStream, headers: Iterable[Header], first_sent: Callable[[], None]
+    send: Send,
+    stream: ClientStream,
+    headers: Iterable[Header],
+    first_sent: Callable[[], None],
+    timings: Timings | None = None,
 ) -> int:
     """The events of a stream as they come; returns the status. The 200 waits for the first bytes: a request that fails
     before them gets an HTTP error instead of a stream that turns into one. OverloadedError when the request is refused.
+
+    timings: told behind the last event, or ahead of a document; the client has asked for them.
     """
     first = await stream.next()
     if stream.abandoned:
@@ -115,7 +122,8 @@ async def send_stream(
         raise stream.refusal
     if stream.whole:
         status = 500 if stream.failed else 200
-        await send_body(send, status, first, [JSON, *headers])
+        told = () if timings is None else (timings.header(),)
+        await send_body(send, status, first, [JSON, *told, *headers])
         return 499 if stream.abandoned else status
     await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS, *headers]})
     await send({"type": "http.response.body", "body": first, "more_body": True})
@@ -126,6 +134,8 @@ async def send_stream(
             await send({"type": "http.response.body", "body": part, "more_body": True})
     finally:
         stream.detach()
+    if timings is not None and not stream.abandoned:
+        await send({"type": "http.response.body", "body": timings.comment(), "more_body": True})
     await send({"type": "http.response.body", "body": b""})
     return 499 if stream.abandoned else 200
 

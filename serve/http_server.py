@@ -88,7 +88,7 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         allow_private_network=True,
-        expose_headers=["X-Request-Id", "Retry-After"],
+        expose_headers=["X-Request-Id", "Retry-After", "Server-Timing"],
     )
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from executor.histogram import BOUNDS
 from executor.proxy import GenerationExecutor
 from serve.board import Board
 from serve.gateway import ServerState
@@ -25,7 +28,6 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 #: name in a worker's report -> (metric, help, counter or gauge)
 _WORKER = {
-    "queue_age_seconds": ("queue_age_seconds", "Age of the oldest step when it was taken, last batch", False),
     "batch_rows": ("batch_rows", "Rows in the last batch", False),
     "open": ("open_requests", "Requests with an open output", False),
     "tokens": ("tokens", "Tokens received", True),
@@ -37,6 +39,23 @@ _WORKER = {
     "busy_seconds": ("busy_seconds", "Time spent handling steps", True),
     "refused_frames": ("refused_frames", "Malformed frames", True),
     "stale": ("stale_steps", "Steps that an executor which died had left behind", True),
+}
+
+#: name at a front end -> (metric, help)
+_FRONTEND_HISTOGRAMS = {
+    "write_lag": (
+        "tailrace_write_lag_seconds", "From the worker sending a message to its bytes being handed to the connections"
+    ),
+    "chunk_lag": (
+        "tailrace_chunk_lag_seconds",
+        "From the executor shipping the oldest step of a message to its bytes being handed to the connections",
+    ),
+}  # fmt: skip
+
+#: name in a worker's report -> (metric, help)
+_WORKER_HISTOGRAMS = {
+    "queue_age": ("tailrace_worker_queue_age_seconds", "Age of each step when the worker took it"),
+    "post_processing": ("tailrace_worker_post_processing_seconds", "Time that a batch of steps took"),
 }
 
 #: name in the executor's report -> (metric, help, counter or gauge)
@@ -118,7 +137,8 @@ class ServerMetrics:
             self.slow_clients.labels(limit)
         for reason in ("requests", "queue", "timeout", "unready"):
             self.refused.labels(reason)
-        self._reports = _Reports(proxy, pool, state or ServerState(), board or Board.alone())
+        board = Board.alone() if board is None else board
+        self._collectors = _Reports(proxy, pool, state or ServerState(), board), _Histograms(proxy, board)
 
     def render(self) -> bytes:
         """The exposition text (Prometheus text format 0.0.4)."""
@@ -127,7 +147,8 @@ class ServerMetrics:
             MultiProcessCollector(shown)
         else:
             shown.register(self._registry)
-        shown.register(self._reports)
+        for collector in self._collectors:
+            shown.register(collector)
         return generate_latest(shown)
 
 
@@ -156,9 +177,34 @@ class _Reports(Collector):
                 yield _family(f"tailrace_executor_{name}", text, counts, {(): proxy.status[key]}, ())
         for key, (name, text, counts) in _WORKER.items():
             values: dict[tuple[str, ...], float] = {
-                (str(worker),): stats[key] for worker, stats in proxy.worker_stats.items() if key in stats
+                (str(worker),): stats[key]
+                for worker, stats in proxy.worker_stats.items()
+                if not isinstance(stats.get(key, []), list)
             }
             yield _family(f"tailrace_worker_{name}", text, counts, values, ("worker",))
+
+
+class _Histograms(Collector):
+    """What has been counted by size: by the front ends, and by the workers as of their last reports."""
+
+    def __init__(self, proxy: GenerationExecutor, board: Board) -> None:
+        self._proxy, self._board = proxy, board
+
+    def collect(self) -> Iterator[Metric]:
+        proxy, board = self._proxy, self._board
+        board.follow(proxy)
+        reports: dict[tuple[str, ...], Sequence[float]]
+        for key, (name, text) in _FRONTEND_HISTOGRAMS.items():
+            yield _histogram(
+                name, text, {(str(seat),): r for seat, r in enumerate(board.histograms(key))}, ("frontend",)
+            )
+        for key, (name, text) in _WORKER_HISTOGRAMS.items():
+            reports = {
+                (str(worker),): stats[key]
+                for worker, stats in proxy.worker_stats.items()
+                if isinstance(stats.get(key), list)
+            }
+            yield _histogram(name, text, reports, ("worker",))
 
 
 def _family(
@@ -167,4 +213,15 @@ def _family(
     family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, text, labels=labels)
     for key, value in values.items():
         family.add_metric(key, value)
+    return family
+
+
+def _histogram(
+    name: str, text: str, reports: Mapping[tuple[str, ...], Sequence[float]], labels: tuple[str, ...]
+) -> Metric:
+    """reports: as ``executor.histogram`` makes them, by the labels' values."""
+    family = HistogramMetricFamily(name, text, labels=labels)
+    bounds = [*map(floatToGoString, BOUNDS), "+Inf"]
+    for key, (total, *counts) in reports.items():
+        family.add_metric(key, list(zip(bounds, accumulate(counts))), total)
     return family

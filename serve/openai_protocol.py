@@ -29,7 +29,13 @@ from pydantic import (
     model_validator,
 )
 
-from postproc_workers.spec import MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID, MAX_TOP_LOGPROBS
+from postproc_workers.spec import (
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STREAM_INTERVAL,
+    MAX_TOKEN_ID,
+    MAX_TOP_LOGPROBS,
+)
 from postproc_workers.stop_strings import MAX_STOPS
 from serve.body import Body, quote, wrong
 
@@ -351,6 +357,9 @@ class _Generation(Body):
     n: Positive = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    # These two are honoured without a stream too: a document is the same however its tokens come.
+    stream_interval: Annotated[int, Field(ge=1, le=MAX_STREAM_INTERVAL)] | None = None
+    split_steps: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     # Harmless: they label, bill or route a request, and no answer depends on them.
@@ -360,6 +369,12 @@ class _Generation(Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+
+    @model_validator(mode="after")
+    def _one_size_of_event(self) -> _Generation:
+        if self.split_steps and (self.stream_interval or 1) > 1:
+            raise wrong("cannot be combined with split_steps, unless it is 1", "stream_interval")
+        return self
 
 
 class _Templated(Body):

@@ -36,6 +36,10 @@ _TEXT_PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 _DOCUMENT = {"application/json": {"schema": {"type": "object", "required": ["openapi", "paths"]}}}
 
 
+_READS_BODY = (400, 413, 415)
+_GENERATES = (404, 429, 500, 503, *_READS_BODY)
+
+
 class Operation(NamedTuple):
     """One method of one route. errors: statuses it answers with an error object, besides those that all answer."""
 
@@ -48,9 +52,11 @@ class Operation(NamedTuple):
     parameter: str | None = None
     public: bool = False
 
+    @property
+    def generates(self) -> bool:
+        """Whether there is a generation that may be timed."""
+        return self.errors == _GENERATES
 
-_READS_BODY = (400, 413, 415)
-_GENERATES = (404, 429, 500, 503, *_READS_BODY)
 
 #: path -> method -> what it is.
 OPERATIONS: dict[str, dict[str, Operation]] = {
@@ -167,6 +173,10 @@ _HEADERS = {
         "required": True,
         "schema": {"type": "string"},
     },
+    "Server-Timing": {
+        "description": "Where the time of the request went, if X-Timings asks and the answer is no stream.",
+        "schema": {"type": "string"},
+    },
     "Retry-After": {"description": "Seconds.", "required": True, "schema": {"type": "integer", "minimum": 1}},
     "WWW-Authenticate": {"description": "Bearer.", "required": True, "schema": {"const": "Bearer"}},
     "Allow": {"description": "Methods that the path takes.", "required": True, "schema": {"type": "string"}},
@@ -192,7 +202,7 @@ def openapi_document(facts: ServerFacts, *, version: str, secured: bool = False)
                 name: _error(text, own) for status, (name, text, own) in _ERRORS.items() if status not in unused
             },
             "headers": {name: said for name, said in _HEADERS.items() if secured or name != "WWW-Authenticate"},
-            "parameters": {"RequestId": _REQUEST_ID},
+            "parameters": {"RequestId": _REQUEST_ID, "Timings": _TIMINGS},
         },
     }
     if secured:
@@ -209,6 +219,12 @@ _REQUEST_ID = {
     "description": "Comes back with the response. One of more than 256 characters is replaced.",
     "schema": {"type": "string"},
 }
+_TIMINGS = {
+    "name": "X-Timings",
+    "in": "header",
+    "description": "1: tell where this request's time went, in a comment that ends the stream, or in Server-Timing.",
+    "schema": {"enum": ["0", "1"]},
+}
 
 
 def _path(path: str, methods: Mapping[str, Operation], secured: bool) -> Iterator[tuple[str, Any]]:
@@ -223,6 +239,8 @@ def _operation(operation: Operation, secured: bool) -> dict[str, Any]:
         said["parameters"] = [
             {"name": operation.parameter, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         ]
+    if operation.generates:
+        said["parameters"] = [{"$ref": "#/components/parameters/Timings"}]
     if operation.body is not None:
         media = {"schema": ref(operation.body.__name__), "example": operation.example}
         said["requestBody"] = {"required": True, "content": {"application/json": media}}
@@ -232,7 +250,8 @@ def _operation(operation: Operation, secured: bool) -> dict[str, Any]:
 
 
 def _responses(operation: Operation, secured: bool) -> dict[str, Any]:
-    answer = {"headers": _header_refs(), "content": operation.content}
+    own = ("Server-Timing",) if operation.generates else ()
+    answer = {"headers": _header_refs(*own), "content": operation.content}
     responses = {"200": {"description": operation.summary, **answer}}
     if operation.id == "health":
         responses["503"] = {"description": "Why nobody is admitted.", **answer}

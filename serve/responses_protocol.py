@@ -303,6 +303,8 @@ class ChatFields(Body):
     stop_in_reasoning: Any = None
     ignore_eos: Any = None
     min_tokens: Any = None
+    stream_interval: Any = None
+    split_steps: Any = None
     skip_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
     chat_template_kwargs: Any = None

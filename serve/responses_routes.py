@@ -54,7 +54,7 @@ class ResponsesRoutes:
     # -------------------------------------------------------------------------------- create
 
     async def _create(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
-        self._gateway.check_ready()
+        self._gateway.begin(scope)
         request = await self._gateway.parsed(ResponsesRequest, scope, receive)
         check_model(request.model, self._facts)
         keep = self._keeps(request)

@@ -242,3 +242,28 @@ def test_what_the_client_has_parsed_does_not_reach_the_template(client: openai.O
     assert "parsed_arguments" in message["tool_calls"][0]["function"]
     seen = Message.model_validate(message | {"parsed": {"a": 1}}).for_template()
     assert "parsed" not in seen and seen["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": ARGUMENTS}
+
+
+# ------------------------------------------------------------------------------------------------------ our own
+
+
+def test_timings_behind_the_last_event_are_not_seen(client: openai.OpenAI) -> None:
+    """A comment is none of the client's business."""
+    _, plain = streamed(client, user(QUESTION))
+    _, timed = streamed(client, user(QUESTION), extra_headers={"X-Timings": "1"})
+    assert said(timed) == said(plain) and usage(timed) == usage(plain)
+
+
+def texts(client: openai.OpenAI, **fields: Any) -> list[str]:
+    """What each event of an answer adds to its text, or to its reasoning."""
+    with client.chat.completions.create(model=MODEL, messages=user(HELLO), stream=True, extra_body=fields) as stream:
+        deltas: list[Any] = [chunk.choices[0].delta for chunk in stream]
+    found = [delta.content or getattr(delta, "reasoning_content", None) for delta in deltas]
+    return [text for text in found if text]
+
+
+def test_the_size_of_events_is_the_requests(client: openai.OpenAI) -> None:
+    """One of the servers makes three tokens in a step, and both may join steps."""
+    split, joined = texts(client, split_steps=True), texts(client, stream_interval=1000)
+    assert "".join(split) == "".join(joined) and len(split) > len(joined)
+    assert split == texts(client, split_steps=True)

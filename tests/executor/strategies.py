@@ -32,7 +32,7 @@ from executor.messages import (
 from executor.request import GenerationRequest, SamplingParams
 from executor.result import OutputDelta
 from executor.wire import encode, encode_delta, encode_failure
-from tests.executor.test_wire import EMISSION_ROWS, ENTRIES, NUMBERS, SAMPLING, TEXT
+from tests.executor.test_wire import EMISSION_ROWS, ENTRIES, NUMBERS, REPORTS, SAMPLING, TEXT
 from tests.helpers import CHAT, COMPLETIONS, spec_of
 
 KINDS: tuple[type, ...] = get_args(Message)
@@ -101,12 +101,25 @@ PAYLOADS = st.sampled_from(
     )
 ) | st.binary(max_size=9)
 EPOCHS = st.sampled_from((0, 1, 5, 2**32 - 1))
+STAMPS = st.sampled_from((0, 1, 10**15, 2**63 - 1))
+
+
+def stamped(message: Emissions) -> st.SearchStrategy[Emissions]:
+    """The message with its times set."""
+
+    def note(times: tuple[int, int]) -> Emissions:
+        message.stamp, message.sent = times
+        return message
+
+    return st.tuples(STAMPS, STAMPS).map(note)
+
+
 EMISSIONS = st.builds(
     Emissions.build,
     WORKERS,
     EMISSION_ROWS | st.lists(st.tuples(RIDS, EPOCHS, INDEXES, COUNTS, st.integers(0, 255), PAYLOADS), max_size=4),
-    st.none() | NUMBERS,
-)
+    st.none() | REPORTS,
+).flatmap(stamped)
 
 #: How a message of each kind is drawn. A kind that is not here makes a test red.
 STRATEGIES: dict[type, st.SearchStrategy[Any]] = {
@@ -135,7 +148,7 @@ def plain(value: Any) -> Any:
         rows = [(rid, index, list(ids), finish, logprobs) for rid, index, ids, finish, logprobs in value.rows()]
         return [plain(rows), plain(value.opens), value.stamp, value.incarnation]
     if isinstance(value, Emissions):
-        return [value.worker, plain(list(value.rows())), plain(value.stats)]
+        return [value.worker, plain(list(value.rows())), plain(value.stats), value.stamp, value.sent]
     if hasattr(value, "__dataclass_fields__"):
         return [type(value).__name__, *(plain(getattr(value, name)) for name in value.__dataclass_fields__)]
     if isinstance(value, dict):
@@ -160,8 +173,8 @@ ODD = st.sampled_from(
 
 #: Fields that a frame may have or not, and two that none has.
 OPTIONAL = (
-    "index", "count", "epoch", "flags", "stats", "open", "finish", "lp", "lp_row", "lp_n", "lp_k", "incarnation", "x",
-    5,
+    "index", "count", "epoch", "flags", "stats", "open", "finish", "lp", "lp_row", "lp_n", "lp_k", "incarnation",
+    "stamp", "sent", "x", 5,
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -164,6 +165,31 @@ def test_reports_are_kept_and_other_messages_dropped() -> None:
     assert proxy.worker_stats == {}
     proxy.worker_joined(5, "inproc://five")
     assert proxy.sent[-1] == WorkerJoined(5, "inproc://five")
+
+
+def test_the_lag_of_a_message_is_counted_once_it_is_handed_over() -> None:
+    proxy, now = Wired(), time.monotonic_ns()
+    seen: list[int] = []
+
+    class Watching(Client):
+        def feed(self, payload: bytes, flags: int) -> None:
+            super().feed(payload, flags)
+            seen.append(sum(proxy.write_lag.counts))
+
+    proxy.open(request_of(1, spec_of(CHAT)), Watching())
+    message = Emissions.build(0, [(1, 0, 0, 1, 0, b"a"), (1, 0, 0, 2, 0, b"b")])
+    message.stamp, message.sent = now - 7_000_000_000, now - 3_000_000_000
+    proxy.receive(message)
+    assert seen == [0, 0]
+    assert sum(proxy.write_lag.counts) == sum(proxy.chunk_lag.counts) == 1, "once a message"
+    assert 3 <= proxy.write_lag.total < 7 <= proxy.chunk_lag.total < 60
+    message.stamp = 0
+    proxy.receive(message)
+    assert sum(proxy.write_lag.counts) == 2 and sum(proxy.chunk_lag.counts) == 1
+    proxy.receive(Emissions(0, (), (), (), (), (), (), b"", {"rows": 1}))
+    proxy.worker_lost(0)
+    proxy.receive(message)  # its bytes are dropped
+    assert sum(proxy.write_lag.counts) == 2
 
 
 def test_minted_ids_never_meet() -> None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.engines.base import StepRow, TokenLogprob
+from executor.histogram import BOUNDS
 from executor.messages import (
     MAX_COUNT,
     MAX_OUTPUTS,
@@ -82,7 +83,19 @@ EMISSION_ROWS = st.lists(
     max_size=5,
 )  # fmt: skip
 NUMBERS = st.dictionaries(TEXT, st.integers(-5, 5) | FLOATS, max_size=3)
-EMISSIONS = st.builds(Emissions.build, st.integers(0, 99), EMISSION_ROWS, st.none() | NUMBERS)
+COUNTS = st.lists(st.integers(0, 2**63), min_size=len(BOUNDS) + 1, max_size=len(BOUNDS) + 1)
+HISTOGRAMS = st.builds(lambda total, counts: [total, *counts], st.floats(0, 1e9), COUNTS)
+REPORTS = st.dictionaries(TEXT, st.integers(-5, 5) | FLOATS | HISTOGRAMS, max_size=3)
+TIMES = st.sampled_from((0, 1, 2**63 - 1))
+
+
+@st.composite
+def emissions(draw: st.DrawFn) -> Emissions:
+    message = Emissions.build(draw(st.integers(0, 99)), draw(EMISSION_ROWS), draw(st.none() | REPORTS))
+    message.stamp, message.sent = draw(TIMES), draw(TIMES)
+    return message
+
+
 REQUESTS = st.builds(
     GenerationRequest,
     rid=RIDS,
@@ -100,7 +113,7 @@ MESSAGES: dict[str, st.SearchStrategy[Any]] = {
     "joined": st.builds(WorkerJoined, RIDS, TEXT),
     "lost": st.builds(WorkerLost, RIDS, st.dictionaries(RIDS, DELIVERED, max_size=3)),
     "steps": STEPS,
-    "emissions": EMISSIONS,
+    "emissions": emissions(),
     "status": st.builds(Status, NUMBERS),
 }
 
@@ -111,7 +124,7 @@ def plain(message: Any) -> Any:
         rows = [(rid, index, list(ids), finish, logprobs) for rid, index, ids, finish, logprobs in message.rows()]
         return rows, [plain(opened) for opened in message.opens], message.stamp
     if isinstance(message, Emissions):
-        return message.worker, list(message.rows()), message.stats
+        return message.worker, list(message.rows()), message.stats, message.stamp, message.sent
     if isinstance(message, Open):
         return message.rid, message.epoch, message.frontend, message.spec, list(message.delivered)
     return message
@@ -170,6 +183,8 @@ def test_a_request_may_have_as_many_outputs_as_an_index_can_tell() -> None:
 def test_only_what_was_asked_for_travels() -> None:
     rows = [StepRow(rid, 0, [7]) for rid in range(3)]
     assert msgpack.unpackb(encode(StepRecords.build(rows))).keys() == {"t", "stamp", "rid", "token"}
+    emitted = msgpack.unpackb(encode(Emissions.build(0, [(1, 0, 0, 4, 0, b"a")])))
+    assert emitted.keys() == {"t", "worker", "rid", "count", "size", "payload"}
     submit = msgpack.unpackb(encode(GenerationRequest(1, [[1]], SamplingParams(top_k=3), b"")))
     assert submit["sampling"] == {"top_k": 3}
 
@@ -226,6 +241,10 @@ SAMPLES: dict[str, Message] = {
     ),
     "plain steps": StepRecords.build([StepRow(1, 0, [5]), StepRow(2, 0, [6])]),
     "emissions": Emissions.build(3, [(1, 0, 0, 4, 1, b"abc"), (2, 1, 1, 5, 0, b"d")], {"rows": 3, "busy_seconds": 0.5}),
+    "report": Emissions(
+        *(3, (1,), (0,), (0,), (4,), (0,), (3,), b"abc"),
+        *({"rows": 3, "queue_age": [0.5, *range(len(BOUNDS) + 1)]}, 12345, 2**62),
+    ),
     "status": Status({"open": 3, "cache": 0.5}),
 }
 
@@ -355,6 +374,39 @@ def test_a_refusal_names_the_field(changed: dict[str, Any], named: str) -> None:
     fields = msgpack.unpackb(encode(SAMPLES["steps"])) | changed
     with pytest.raises(WireError, match=named):
         decode(msgpack.packb(fields))
+
+
+ZEROS = [0] * (len(BOUNDS) + 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"stamp": -1}, "stamp"),
+        ({"stamp": 1.0}, "stamp"),
+        ({"sent": True}, "sent"),
+        ({"sent": 2**63}, "sent"),
+        ({"sent": None}, "sent"),
+        ({"stats": [0.5]}, "stats"),
+        ({"stats": {"a": "b"}}, "stats"),
+        ({"stats": {"a": []}}, "stats"),
+        ({"stats": {"a": [0.5, *ZEROS[1:]]}}, "stats"),
+        ({"stats": {"a": [0.5, *ZEROS, 0]}}, "stats"),
+        ({"stats": {"a": [0, *ZEROS]}}, "stats"),
+        ({"stats": {"a": [math.nan, *ZEROS]}}, "stats"),
+        ({"stats": {"a": [math.inf, *ZEROS]}}, "stats"),
+        ({"stats": {"a": [-0.5, *ZEROS]}}, "stats"),
+        ({"stats": {"a": [0.5, *ZEROS[1:], -1]}}, "stats"),
+        ({"stats": {"a": [0.5, *ZEROS[1:], True]}}, "stats"),
+        ({"stats": {"a": [0.5, *ZEROS[1:], 0.5]}}, "stats"),
+        ({"stats": {b"a": [0.5, *ZEROS]}}, "stats"),
+    ],
+)
+def test_a_report_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
+    fields = msgpack.unpackb(encode(SAMPLES["report"]))
+    decode(msgpack.packb(fields))
+    with pytest.raises(WireError, match=named):
+        decode(msgpack.packb(fields | changed))
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,9 @@ def outputs(draw: st.DrawFn, *, logprobs: bool, stop_ids: Sequence[int], failing
 
 
 @st.composite
-def cases(draw: st.DrawFn, name: str, *, most: int = 3, failing: bool = True) -> Case:
-    """A case for one post-processor. Only a single choice fails: how far the others got is the steps' business."""
+def cases(draw: st.DrawFn, name: str, *, most: int = 3, failing: bool = True, intervals: bool = True) -> Case:
+    """A case for one post-processor. Only a single choice fails: how far the others got is the steps' business.
+    intervals: the request may ask for events of several tokens."""
     chat, n = "chat" in name or name == "deltas", draw(st.integers(1, most))
     body: dict[str, Any] = {"skip_special_tokens": draw(st.booleans())}
     if draw(st.booleans()):
@@ -184,6 +185,8 @@ def cases(draw: st.DrawFn, name: str, *, most: int = 3, failing: bool = True) ->
     if logprobs:
         top = draw(st.integers(0, 2))
         body |= {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
+    if intervals and draw(st.booleans()):
+        body["stream_interval"] = draw(st.integers(1, 4))
     stop_ids = draw(st.sampled_from([[], tokens("b")]))
     if stop_ids:
         body["stop_token_ids"] = stop_ids

@@ -109,6 +109,15 @@ CASES: dict[str, tuple[StreamSpec, Vocabulary, list[str], Callable[[Sequence[str
     "harmony": (harmony.spec(), harmony.vocabulary(), HARMONY_TEXTS, harmony_ids, chat),
     "harmony with stops": (harmony.spec(**STOP), harmony.vocabulary(), HARMONY_TEXTS, harmony_ids, chat),
     "response": (response_spec(HERMES, tools=RESPONSE_TOOLS), Vocabulary.text(), TEXTS, text_ids, response),
+    "chat in threes": (
+        spec_of(CHAT, facts=HERMES, tools=harmony.TOOLS, stream_interval=3, **STOP),
+        *(Vocabulary.text(), TEXTS, text_ids, chat),
+    ),
+    "harmony in threes": (harmony.spec(stream_interval=3), harmony.vocabulary(), HARMONY_TEXTS, harmony_ids, chat),
+    "response in threes": (
+        response_spec(HERMES, tools=RESPONSE_TOOLS, stream_interval=3),
+        *(Vocabulary.text(), TEXTS, text_ids, response),
+    ),
     "plain response": (response_spec(FACTS), Vocabulary.text(), TEXTS, text_ids, response),
     "harmony response": (
         response_spec(harmony.HARMONY, tools=RESPONSE_TOOLS, prompt="<|start|>assistant"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,18 @@ def test_split_invariance(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", STREAMING)
 @given(st.data(), st.integers(2, 6))
 def test_a_stream_interval_changes_no_text(name: str, data: st.DataObject, interval: int) -> None:
-    case = data.draw(cases(name))
+    """The server's, which counts where the request has none of its own."""
+    case = data.draw(cases(name, intervals=False))
     assert case.read(case.play(case.each(), stream_interval=interval)) == case.read(case.play(case.each()))
+
+
+@pytest.mark.parametrize("name", STREAMING)
+@given(st.data(), st.integers(1, 6))
+def test_a_requests_interval_changes_no_text(name: str, data: st.DataObject, started: int) -> None:
+    case = data.draw(cases(name))
+    asked = {key: value for key, value in case.body.items() if key != "stream_interval"}
+    plain = replace(case, body=asked)
+    assert case.read(case.play(case.each(), stream_interval=started)) == plain.read(plain.play(plain.each()))
 
 
 # ------------------------------------------------------------------------------------------------------ fold
@@ -200,7 +211,7 @@ def test_a_response_ends_once(name: str, data: st.DataObject) -> None:
 @given(st.data())
 def test_what_is_held_back_is_the_beginning_of_something(name: str, data: st.DataObject) -> None:
     """After every token the text sent lacks at most the beginning of a stop string and of a character."""
-    case = data.draw(cases(name, most=1, failing=False))
+    case = data.draw(cases(name, most=1, failing=False, intervals=False))
     bench = case.bench()
     (output,) = case.outputs
     for number, row in enumerate(output.rows([1] * len(output.ids), 0), 1):

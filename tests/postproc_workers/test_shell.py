@@ -6,12 +6,14 @@ import json
 import logging
 import math
 import time
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from executor.engines.base import StepRow, TokenLogprob
+from executor.histogram import BOUNDS
 from executor.messages import Abort, Open, StepRecords, WireError
 from executor.wire import decode, encode
 from postproc_workers.replay import replay
@@ -50,20 +52,42 @@ def test_frames_become_bytes() -> None:
     assert output.emissions[0].worker == 3
     counters = shell.counters()
     assert (counters["coalesced"], counters["tokens"], counters["batch_rows"], counters["open"]) == (9, 10, 10, 0)
-    assert counters["busy_seconds"] > 0 and counters["queue_age_seconds"] == 0  # the first frame had no stamp
+    assert counters["busy_seconds"] > 0
+    assert sum(counters["queue_age"][1:]) == 10  # the first frame had no stamp
+    total, *counts = counters["post_processing"]
+    assert sum(counts) == 1 and total == counters["busy_seconds"]
 
 
-def test_the_age_of_the_oldest_step_is_told() -> None:
+def ago(seconds: float) -> int:
+    return time.monotonic_ns() - int(seconds * 1e9)
+
+
+def test_the_age_of_each_step_is_counted() -> None:
     shell = shell_of()
-    shell.handle(
-        [
-            encode(StepRecords.build([row([1], rid=9)], stamp=time.monotonic_ns() - 5_000_000_000)),
-            encode(StepRecords.build([])),
-        ]
-    )
-    assert 5 <= shell.counters()["queue_age_seconds"] < 60
-    shell.handle([encode(StepRecords.build([], stamp=time.monotonic_ns() + 10**15))])
-    assert shell.counters()["queue_age_seconds"] == 0
+    old, young = ([encode(StepRecords.build([row([1], rid=9)], stamp=ago(seconds)))] for seconds in (6, 3))
+    shell.handle([*old, *young, encode(StepRecords.build([]))])
+    total, *counts = shell.counters()["queue_age"]
+    assert 9 <= total < 60 and sum(counts) == 2 and sum(counts[: bisect_left(BOUNDS, 2.5) + 1]) == 0
+    shell.handle([encode(StepRecords.build([], stamp=ago(-1e6)))])  # a clock that is ahead of ours
+    assert shell.counters()["queue_age"][:2] == [total, 1]
+    shell.handle([encode(Abort(1))])
+    assert sum(shell.counters()["post_processing"][1:]) == 2  # what is no step is no batch
+
+
+def test_emissions_tell_when_their_oldest_step_and_they_themselves_left() -> None:
+    shell = shell_of()
+    opens = [Open(rid, 0, rid, spec_of(CHAT).encode()) for rid in range(2)]
+    rows = [row(HELLO[:1], rid=rid) for rid in range(2)]
+    stamps, before = [ago(2), ago(3)], time.monotonic_ns()
+    frames = [encode(StepRecords.build(rows, opens if stamp == stamps[0] else (), stamp)) for stamp in stamps]
+    made = shell.handle(frames).emissions
+    assert made.keys() == {0, 1}
+    for emissions in made.values():
+        assert emissions.stamp == stamps[1] and before <= emissions.sent <= time.monotonic_ns()
+    (emissions,) = shell.handle([encode(StepRecords.build(rows[:1]))]).emissions.values()
+    assert emissions.stamp == 0 and emissions.sent >= before
+    report = shell.report()
+    assert report is not None and (report.stamp, report.sent) == (0, 0)
 
 
 def test_what_is_no_step_is_refused_and_the_rest_is_handled() -> None:

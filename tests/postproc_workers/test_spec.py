@@ -29,6 +29,8 @@ FULL = StreamSpec(
     include_stop=True,
     stop_token_ids=(0, 7, (1 << 31) - 1),
     logprobs=20,
+    stream_interval=1000,
+    split_steps=True,
     recording={"name": "r", "endpoint": "/v1/completions", "request": {"prompt": ""}, "server": {"tokenizer": None}},
 )
 
@@ -54,6 +56,8 @@ SPECS = st.builds(
     include_stop=st.booleans(),
     stop_token_ids=st.lists(st.integers(0, (1 << 31) - 1), max_size=20).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
+    stream_interval=st.none() | st.integers(1, 1000),
+    split_steps=st.booleans(),
     recording=st.none() | PLAIN_MAP,
 )
 
@@ -135,6 +139,12 @@ def test_names_a_missing_field(name: str) -> None:
         ("logprobs", -1),
         ("logprobs", 21),
         ("logprobs", False),
+        ("stream_interval", 0),
+        ("stream_interval", 1001),
+        ("stream_interval", True),
+        ("stream_interval", "2"),
+        ("split_steps", None),
+        ("split_steps", 1),
         ("recording", []),
         ("recording", {"request": b""}),
         ("surprise", 1),

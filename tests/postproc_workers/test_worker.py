@@ -423,8 +423,23 @@ def test_an_interval_does_not_hold_an_error_or_what_came_before(last: StepRow) -
     assert merged.choices[0].content == "Hello world," + (" the" if last.token_ids else "")
 
 
-def test_an_interval_is_not_for_documents() -> None:
-    bench = Bench(spec_of(CHAT, stream=False), stream_interval=100)
+@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(("asked", "started"), [(4, 1), (1, 4), (3, 100)])
+def test_a_requests_interval_counts_and_not_the_workers(endpoint: str, asked: int, started: int) -> None:
+    own, other = (
+        Bench(spec_of(endpoint, stream_interval=asked), stream_interval=started),
+        Bench(spec_of(endpoint), stream_interval=asked),
+    )
+    for step in each(HELLO, "stop", stop_token=True):
+        assert own.give(step) == other.give(step)
+    assert own.rows == other.rows and own.ended
+    told = [count for _, _, _, count, _, _ in own.rows]
+    assert told == [*range(1, len(HELLO), asked), len(HELLO)]
+
+
+@pytest.mark.parametrize("asked", [None, 100])
+def test_an_interval_is_not_for_documents(asked: int | None) -> None:
+    bench = Bench(spec_of(CHAT, stream=False, stream_interval=asked), stream_interval=100)
     bench.give(*each(HELLO, "stop", stop_token=True))
     assert merge_document(bench.body, CHAT).choices[0].content == "Hello world, the answer is 42."
 

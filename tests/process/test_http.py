@@ -253,7 +253,8 @@ def test_metrics(replay_server: Callable[[int], Server]) -> None:
     asyncio.run(fetch(server.url, "/some/path", method="GET"))
     values = server.metrics()
     names = (
-        "queue_age_seconds",
+        "queue_age_seconds_count",
+        "post_processing_seconds_sum",
         "batch_rows",
         "tokens_total",
         "chunks_total",
@@ -265,11 +266,32 @@ def test_metrics(replay_server: Callable[[int], Server]) -> None:
     assert len(workers) == 2 and all(
         f"tailrace_worker_{name}{{{worker}" in values for name in names for worker in workers
     )
+    assert server.total("tailrace_worker_queue_age_seconds_count") > 0
+    assert server.total("tailrace_worker_post_processing_seconds_count") > 0
+    lags = [values[f"tailrace_{name}_lag_seconds_{kind}"] for name in ("write", "chunk") for kind in ("sum", "count")]
+    assert 0 < lags[0] <= lags[2] and 0 < lags[1] == lags[3]  # what the worker has sent was shipped before
     assert values["tailrace_workers"] == 2
     assert "tailrace_http_requests_total{path=/v1/models/{model},status=404}" in values
     assert "tailrace_http_requests_total{path=other,status=404}" in values
     assert not any("some" in key for key in values)
     assert values["tailrace_first_chunk_seconds_count"] >= 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_response_tells_its_own_timings(replay_server: Callable[[int], Server], workers: int) -> None:
+    url, (path, asked) = replay_server(workers).url, chat("hard", max_tokens=6)
+    streamed = asyncio.run(fetch(url, path, {**asked, "stream": True}, x_timings="1"))
+    events, _, comment = streamed.body.partition(b": timings ")
+    assert streamed.complete and events.endswith(b"data: [DONE]\n\n") and comment.endswith(b"}\n\n")
+    figures = json.loads(comment)
+    assert 0 < figures["parse"] < figures["first"] <= figures["total"] and figures["tokens"] == 6
+    assert figures["parse"] + figures["tokenize"] + figures["queue"] <= figures["first"] + 0.01
+    assert 0 < figures["lag_mean"] <= figures["lag_max"] and 1 <= figures["chunks"] <= 7
+    whole = asyncio.run(fetch(url, path, asked, x_timings="1"))
+    names = [entry.partition(";")[0] for entry in whole.headers["server-timing"].split(", ")]
+    assert names == ["parse", "tokenize", "queue", "first", "total", "tokens"]
+    refused = asyncio.run(fetch(url, path, asked, x_timings="on"))
+    assert refused.status == 400 and refused.json()["error"]["param"] == "X-Timings"
 
 
 def test_vocabulary_is_the_tokenizers(replay_server: Callable[[int], Server]) -> None:

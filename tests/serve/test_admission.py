@@ -361,10 +361,15 @@ def test_the_streams_own_fields() -> None:
         "stop_token_ids": [5],
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
+        "stream_interval": 7,
     }
     for spec in (spec_of(chat(**fields)), completion_spec_of(completion(**fields), ["Once"])):
         assert (spec.stop, spec.include_stop, spec.stop_token_ids) == (("END", "。"), True, (5,))
         assert not spec.skip_special_tokens and not spec.spaces_between_special_tokens
+        assert spec.stream_interval == 7 and not spec.split_steps
+    fields = {"split_steps": True, "stream_interval": 1}
+    for spec in (spec_of(chat(**fields)), completion_spec_of(completion(**fields), ["Once"])):
+        assert spec.split_steps
         assert spec.continuation == (spec.post_processor == "completion_unary")
 
 

@@ -44,3 +44,14 @@ def test_what_it_does_not_hold(tmp_path: Path) -> None:
         Board.alone().tell("something", 1)
     with pytest.raises(FileNotFoundError):
         Board.open(tmp_path / "nothing", 0)
+
+
+def test_histograms_of_each(tmp_path: Path) -> None:
+    Board.create(tmp_path / "board", 2)
+    boards = [Board.open(tmp_path / "board", seat) for seat in range(2)]
+    proxy = GenerationExecutor()
+    proxy.chunk_lag.observe(0.3)
+    boards[1].follow(proxy)
+    assert boards[0].histograms("write_lag") == [proxy.write_lag.report()] * 2
+    empty, one = boards[0].histograms("chunk_lag")
+    assert sum(empty) == 0 and one == proxy.chunk_lag.report()

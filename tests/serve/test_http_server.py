@@ -463,7 +463,7 @@ def test_a_page_that_may_call(origins: tuple[str, ...]) -> None:
             for response in (preflight, answer):
                 assert response.headers["access-control-allow-origin"] in ("*", "https://page.example")
                 assert "access-control-allow-credentials" not in response.headers
-            assert answer.headers["access-control-expose-headers"] == "X-Request-Id, Retry-After"
+            assert answer.headers["access-control-expose-headers"] == "X-Request-Id, Retry-After, Server-Timing"
             assert running.app.left == [("/", "answered")]
 
     run(main())

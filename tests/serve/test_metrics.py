@@ -12,9 +12,11 @@ from postproc_workers.pool import WorkerPool
 from serve.metrics import ServerMetrics
 
 REPORT = {
-    "queue_age_seconds": 0.25, "batch_rows": 3, "open": 2, "tokens": 100, "chunks": 50, "rows": 90, "coalesced": 10,
+    "batch_rows": 3, "open": 2, "tokens": 100, "chunks": 50, "rows": 90, "coalesced": 10,
     "late": 4, "failed": 1, "busy_seconds": 1.5, "refused_frames": 0, "something new": 5,
 }  # fmt: skip
+#: One observation in the first bucket, two in the last but one, three beyond.
+COUNTED = [55.5, 1, *[0] * 14, 2, 3]
 
 
 def pool(size: int) -> WorkerPool:
@@ -26,7 +28,7 @@ def rendered(proxy: GenerationExecutor, workers: WorkerPool | None = None) -> di
     values = {}
     for family in text_string_to_metric_families(ServerMetrics(proxy, workers).render().decode()):
         for sample in family.samples:
-            labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
             values[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
     return values
 
@@ -47,7 +49,6 @@ def test_each_worker_has_its_series() -> None:
     proxy.receive(report(0, REPORT))
     proxy.receive(report(3, {**REPORT, "tokens": 7}))
     values = rendered(proxy)
-    assert values["tailrace_worker_queue_age_seconds{worker=0}"] == 0.25
     assert values["tailrace_worker_batch_rows{worker=0}"] == 3
     assert values["tailrace_worker_tokens_total{worker=0}"] == 100
     assert values["tailrace_worker_tokens_total{worker=3}"] == 7
@@ -57,12 +58,55 @@ def test_each_worker_has_its_series() -> None:
     assert len([name for name in values if name.endswith("{worker=0}")]) == len(REPORT) - 1
 
 
+def test_each_worker_has_its_histograms() -> None:
+    proxy = GenerationExecutor()
+    proxy.receive(report(0, {"queue_age": COUNTED, "post_processing": COUNTED}))
+    proxy.receive(report(3, {"queue_age": [0.0, *[0] * 17]}))
+    values = rendered(proxy)
+    for name in ("queue_age", "post_processing"):
+        buckets = {
+            key.partition("le=")[2].partition(",")[0]: value
+            for key, value in values.items()
+            if key.startswith(f"tailrace_worker_{name}_seconds_bucket") and key.endswith("worker=0}")
+        }
+        assert len(buckets) == 17 and list(buckets.values()) == sorted(buckets.values())
+        assert (buckets["0.0001"], buckets["5.0"], buckets["10.0"], buckets["+Inf"]) == (1, 1, 3, 6)
+        assert values[f"tailrace_worker_{name}_seconds_count{{worker=0}}"] == 6
+        assert values[f"tailrace_worker_{name}_seconds_sum{{worker=0}}"] == 55.5
+    assert values["tailrace_worker_queue_age_seconds_count{worker=3}"] == 0
+    assert "tailrace_worker_post_processing_seconds_count{worker=3}" not in values
+
+
+def test_a_report_with_its_kinds_mixed_up_costs_its_series_alone() -> None:
+    proxy = GenerationExecutor()
+    proxy.receive(report(0, {"queue_age": 5, "tokens": COUNTED, "rows": 7}))
+    values = rendered(proxy)
+    assert values["tailrace_worker_rows_total{worker=0}"] == 7
+    assert not [name for name in values if "queue_age" in name or "worker_tokens" in name]
+
+
+def test_the_lag_of_chunks() -> None:
+    proxy = GenerationExecutor()
+    proxy.write_lag.observe(0.0002)
+    proxy.chunk_lag.observe(0.3)
+    proxy.chunk_lag.observe(20)
+    values = rendered(proxy)
+
+    def of(name: str, histogram: str) -> float:
+        return float(values[f"tailrace_{histogram}_seconds_{name}"])
+
+    assert of("bucket{frontend=0,le=0.0001}", "write_lag") == 0
+    assert of("bucket{frontend=0,le=0.00025}", "write_lag") == of("count{frontend=0}", "write_lag") == 1
+    assert of("bucket{frontend=0,le=10.0}", "chunk_lag") == 1
+    assert of("count{frontend=0}", "chunk_lag") == 2 and of("sum{frontend=0}", "chunk_lag") == 20.3
+
+
 def test_a_lost_worker_takes_its_series_along() -> None:
     proxy = GenerationExecutor()
     proxy.connect_in_process(lambda message: None)
-    proxy.receive(report(0, REPORT))
+    proxy.receive(report(0, REPORT | {"queue_age": COUNTED}))
     proxy.worker_lost(0)
-    proxy.receive(report(0, REPORT))
+    proxy.receive(report(0, REPORT | {"queue_age": COUNTED}))
     assert not [name for name in rendered(proxy) if "worker=0" in name]
 
 

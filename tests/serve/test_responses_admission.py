@@ -37,16 +37,18 @@ def spec_of(admitted: GenerationRequest) -> StreamSpec:
 
 
 def test_a_request_is_admitted_with_its_sampling_and_its_spec() -> None:
-    admitted = admit(max_output_tokens=9, temperature=0.5, stream=True, stored=True)
+    admitted = admit(max_output_tokens=9, temperature=0.5, stream=True, stream_interval=5, stored=True)
     assert (admitted.rid, admitted.prompts, admitted.n) == (7, [[1] * 10], 1)
     assert (admitted.sampling.max_tokens, admitted.sampling.temperature) == (9, 0.5)
     spec = spec_of(admitted)
     assert (spec.post_processor, spec.streaming, spec.prompt_tokens) == ("responses_stream", True, 10)
+    assert spec.stream_interval == 5
     response = spec.args["response"]
     assert (response["id"], response["created_at"], response["model"]) == ("resp_1", 1_700_000_000, "m")
     assert response["store"] is True
     assert (response["temperature"], response["top_p"]) == (0.5, 1.0)
     assert spec_of(admit()).post_processor == "responses_unary"
+    assert spec_of(admit(split_steps=True)).split_steps and not spec.split_steps
 
 
 def test_without_a_limit_the_answer_may_fill_the_context() -> None:

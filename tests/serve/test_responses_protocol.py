@@ -211,6 +211,8 @@ def test_a_refusal_names_the_field(body: dict[str, Any], param: str, said: str) 
         ({"stop": [""]}, "stop"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"stream_interval": 0}, "stream_interval"),
+        ({"stream_interval": 2, "split_steps": True}, "stream_interval"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
     ],
