@@ -28,7 +28,7 @@ row and in the same frame or an earlier one; the executor passes it on as bytes 
 
 A column in which every value is the usual one is left out: index 0, a step's count 1, epoch 0, flags 0; lp_row where
 every row has log-probabilities, lp_n 1, lp_k where all are equal. In plain streams that is half of them, and at 16 rows
-a frame the columns' fixed cost is half of all. So are ``stamp`` and ``sent`` of emissions where they are 0.
+a frame the columns' fixed cost is half of all. ``stamp`` and ``sent`` of emissions are left out where they are 0.
 """
 
 from __future__ import annotations
