@@ -234,10 +234,22 @@ class StepRecords:
         records = RecordRows.of(self.logprobs).by_row(len(self.rids)) if self.logprobs else _NONE
         return self._with(records)
 
+    @property
+    def single(self) -> bool:
+        """Whether each row has one token, and there is a row."""
+        n = len(self.rids)
+        return n > 0 and len(self.tokens) == n and self.counts.count(1) == n
+
+    def some_record_rows(self, numbers: Sequence[int]) -> Iterator[RecordRow]:
+        """Those rows alone, of a step that is ``single``."""
+        if self.logprobs:
+            return map(list(self.record_rows()).__getitem__, numbers)
+        rids, indexes, tokens, finish = self.rids, self.indexes, self.tokens, self.finishes.get
+        return ((rids[n], indexes[n], (tokens[n],), finish(n), None) for n in numbers)
+
     def _with(self, logprobs: Iterator[Any]) -> Iterator[Any]:
         n = len(self.rids)
-        single = len(self.tokens) == n and self.counts.count(1) == n
-        tokens: Iterable[Sequence[int]] = zip(self.tokens) if single else cut(self.tokens, self.counts)
+        tokens: Iterable[Sequence[int]] = zip(self.tokens) if self.single else cut(self.tokens, self.counts)
         finishes = map(self.finishes.get, range(n)) if self.finishes else _NONE
         return zip(self.rids, self.indexes, tokens, finishes, logprobs)
 

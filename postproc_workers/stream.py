@@ -10,6 +10,7 @@ stream possible: a worker that takes over gets the history again, folds what the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from executor.engines.base import StepRow
 from executor.history import history_rows
@@ -40,13 +41,14 @@ class Stream:
     flags: what the last row ended, as the emission flags of ``executor.messages``; the worker clears it.
     cancels: outputs that ended here before the engine ended them; the worker passes them on and clears the list.
     late_tokens: tokens that came for an output that had already ended.
-    express: how a worker may write this stream's usual events itself, None where it may not.
+    express: how a worker may write this stream's usual events itself, None where it may not; lane: what it keeps for
+        that.
     split: whoever calls ``step`` cuts rows into rows of one id first, with the end in the last one.
     """
 
     __slots__ = (
         "rid", "epoch", "frontend", "spec", "record", "args", "process", "stages", "flags", "cancels", "late_tokens",
-        "express", "split", "_post_processor", "_size", "_hook_factory", "_hook",
+        "express", "lane", "split", "_post_processor", "_size", "_hook_factory", "_hook",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +82,7 @@ class Stream:
         ]
         alone = len(self.stages) == 1 and self.stages[0].plain and not self.stages[0].watched and not self.split
         self.express = post_processor.express if alone else None
+        self.lane: Any = None
         for stage, (count, ended) in zip(self.stages, opened.delivered):
             stage.silent, stage.silent_end = count, ended
             stage.plain = stage.plain and not count and not ended

@@ -10,6 +10,7 @@ import logging
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from executor.batch import MAX_HISTORY
@@ -28,6 +29,7 @@ from executor.messages import (
     StepRecords,
 )
 from postproc_workers.hook import HookFactory
+from postproc_workers.pieces import PieceTable
 from postproc_workers.post_processor import Express, PostProcessor
 from postproc_workers.spec import SpecError, StreamSpec
 from postproc_workers.stream import RecordCreator, Stream, default_record_creator
@@ -39,9 +41,9 @@ logger = logging.getLogger("tailrace.worker")
 MAX_PAYLOAD = 128 << 20
 
 
-Lane = tuple["array[int]", Sequence[str | None], Mapping[str, bytes], bytes, bytes, Callable[[EmissionRow], None], int]
-"""Of a stream on the express lane: its output's ids, id -> text, text -> JSON, the bytes before and behind it, where
-its emissions go, its epoch."""
+Lane = tuple["array[int]", list[bytes | None], bytes, bytes, Callable[[EmissionRow], None], int, PieceTable]
+"""Of a stream on the express lane: its output's ids, id -> piece of an event, the bytes before and behind that, where
+its emissions go, its epoch, and where the pieces come from."""
 
 
 class WorkerOutput:
@@ -110,6 +112,8 @@ class PostprocWorker:
         self._streams: dict[int, Stream] = {}
         #: those whose next row is most likely a text between two constants: what is needed to write it
         self._express: dict[int, Lane] = {}
+        #: the tables for them, by the identity of id -> text, and of what escapes it
+        self._pieces: dict[tuple[int, int], PieceTable] = {}
         #: rows whose front end takes nothing at the moment; joined, one per output
         self._held: list[RecordRow] = []
         #: those whose tokens have an event each, whatever came together
@@ -145,7 +149,7 @@ class PostprocWorker:
             for step in steps:
                 if step.opens:
                     self._open_all(step.opens, output)
-                self._run(step.record_rows(), output)
+                self._run(self._without_express(step), output)
         self._marker[0] = -1
         stats = self.stats
         stats.steps += len(steps)
@@ -206,18 +210,12 @@ class PostprocWorker:
         return [Emissions.build(self._worker, part) for part in parts]
 
     def _run(self, rows: Iterable[RecordRow], output: WorkerOutput) -> None:
-        """All rows in order.
+        """All rows in order, but for those that the express lane has taken in ``_without_express``.
 
-        Most rows of most streams take the express lane: their event is a text between two constants, and all that is
-        touched is one tuple (of thousands of streams, each further object is a miss of the processor's cache). It is
-        left for any other row and taken again with the next usual one, so the lanes below keep it in order: no bytes of
-        a character are held while it is open. The record's ``..._diff`` fields are not set there, since nobody reads
-        them.
-
-        Next is the fast lane, for rows of one id. It does what ``Stream.step`` does, without the calls: the text of an
-        id whose bytes are complete is looked up by the contract that ``detokenizer.py`` states for ``strings`` and
-        ``pending``, and what ``record.advance`` would set is set here. Inside it, ``Stream.watched_step`` is the lane
-        of streams with stop strings or log-probabilities.
+        Here it is open to rows of several ids. Next is the fast lane, for rows of one id. It does what ``Stream.step``
+        does, without the calls: the text of an id whose bytes are complete is looked up by the contract that
+        ``detokenizer.py`` states for ``strings`` and ``pending``, and what ``record.advance`` would set is set here.
+        Inside it, ``Stream.watched_step`` is the lane of streams with stop strings or log-probabilities.
 
         A row of several ids of a stream that wants an event for each becomes rows of one id here, and all is as if the
         engine had made one token a step. Such a stream does not take the express lane, which knows nothing of that: so
@@ -228,17 +226,11 @@ class PostprocWorker:
             marker[0] = rid
             lane = express.get(rid)
             if lane is not None:
-                ids, strings, escaped, head, tail, add, epoch = lane
-                if finish is None and not index:
-                    if len(tokens) == 1:
-                        (token,) = tokens
-                        text = strings[token] if 0 <= token < len(strings) else None
-                    else:
-                        text = _joined(tokens, strings)
-                    if text:
-                        ids.extend(tokens)
-                        add((rid, epoch, 0, len(ids), 0, head + escaped[text] + tail))
-                        continue
+                ids, _, head, tail, add, epoch, table = lane
+                if finish is None and not index and (piece := table.join(tokens)) is not None:
+                    ids.extend(tokens)
+                    add((rid, epoch, 0, len(ids), 0, head + piece + tail))
+                    continue
                 del express[rid]
             stream = streams.get(rid)
             if stream is None:
@@ -262,7 +254,10 @@ class PostprocWorker:
                         if payload := stream.process(record, stream.args):
                             outbox[stream.frontend].append((rid, stream.epoch, index, len(ids), 0, payload))
                         if stream.express is not None and not detokenizer.pending:
-                            self._enter_express(stream, stream.express, detokenizer.strings)
+                            if stream.lane is not None and detokenizer.strings:
+                                express[rid] = stream.lane
+                            else:
+                                self._enter_express(stream, stream.express, detokenizer.strings)
                         continue
                     payload = stream.watched_step(stage, tokens, text, logprobs)
                     if payload and not stream.flags:
@@ -285,12 +280,44 @@ class PostprocWorker:
             if stream.flags or stream.late_tokens:
                 self._settle(stream, output)
 
+    def _without_express(self, step: StepRecords) -> Iterable[RecordRow]:
+        """Let the rows of a usual step (one token each) take the express lane; returns the others.
+
+        Most rows of most streams take it: their event is a text between two constants, and all that is touched is one
+        tuple and one piece (of thousands of streams, each further object is a miss of the processor's cache). It is
+        left for any other row and taken again with the next usual one, so the lanes of ``_run`` keep it in order: no
+        bytes of a character are held while it is open. The record's ``..._diff`` fields are not set here, since nobody
+        reads them. Nothing here belongs to a request alone, so none is marked as being in hand.
+        """
+        tokens, express, finishes = step.tokens, self._express, step.finishes
+        if not express or not step.single or min(tokens) < 0 or max(tokens) >= self._vocabulary.size:
+            return step.record_rows()
+        others: list[int] = []
+        for at, (rid, token) in enumerate(zip(step.rids, tokens)):
+            lane = express.get(rid)
+            if lane is not None:
+                ids, pieces, head, tail, add, epoch, table = lane
+                piece = pieces[token] or table.fill(token)
+                if piece is not None and at not in finishes and not step.indexes[at]:
+                    ids.append(token)
+                    add((rid, epoch, 0, len(ids), 0, head + piece + tail))
+                    continue
+                del express[rid]
+            others.append(at)
+        return step.some_record_rows(others) if others else ()
+
     def _enter_express(self, stream: Stream, way: Express, strings: Sequence[str | None]) -> None:
         around = way.around(stream.args)
-        if around is not None and strings:
-            add = self._outbox[stream.frontend].append
-            ids = stream.stages[0].output.token_ids
-            self._express[stream.rid] = ids, strings, way.escaped, *around, add, stream.epoch
+        if around is None or not strings:
+            return
+        key = id(strings), id(way.escaped)
+        table = self._pieces.get(key)
+        if table is None:  # it keeps what the key names, so that no other gets the same identity
+            table = self._pieces[key] = PieceTable(strings, way.escaped, self._vocabulary.size)
+        head, tail = around
+        add, ids = self._outbox[stream.frontend].append, stream.stages[0].output.token_ids
+        lane = ids, table.pieces, head + b'"', _behind(tail), add, stream.epoch, table
+        self._express[stream.rid] = stream.lane = lane
 
     def _fail(self, stream: Stream, error: Exception) -> bytes:
         if isinstance(error, TokenError):
@@ -403,6 +430,12 @@ class PostprocWorker:
         yield from kept
 
 
+@lru_cache(maxsize=16)
+def _behind(tail: bytes) -> bytes:
+    """One for all streams that have the same, as in ``serve/chunks.py``."""
+    return b'"' + tail
+
+
 def _singles(
     rid: int, index: int, tokens: Sequence[int], finish: Finish | None, logprobs: Sequence[bytes] | None
 ) -> Iterator[RecordRow]:
@@ -411,11 +444,3 @@ def _singles(
     for place, token in enumerate(tokens):
         entry = logprobs[place : place + 1] if logprobs is not None else None
         yield rid, index, (token,), finish if place == last else None, entry
-
-
-def _joined(tokens: Sequence[int], strings: Sequence[str | None]) -> str | None:
-    """The text of several ids whose bytes are complete; None where there is more to one of them."""
-    if not tokens or min(tokens) < 0 or max(tokens) >= len(strings):
-        return None
-    texts = [strings[token] for token in tokens]
-    return None if None in texts else "".join(texts)  # type: ignore[arg-type]

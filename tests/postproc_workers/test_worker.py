@@ -365,6 +365,26 @@ def test_what_is_held_comes_again_with_a_new_executor_or_a_new_open() -> None:
     assert b"world," in emissions.payload and b"Hello" not in emissions.payload
 
 
+def test_ends_and_odd_rows_in_a_usual_step_keep_their_place() -> None:
+    """Of many streams in one step: most on the express lane, some ending, one with half a character, one unknown."""
+    worker, spec = worker_of(), spec_of(CHAT)
+    opens = [opened(rid, spec) for rid in range(6)]
+    outputs = [worker.receive([StepRecords.build([row(HELLO[:1], rid=rid) for rid in range(6)], opens)])]
+    half = tokens("<0xC3>", "<0xA9>")
+    for at in range(2):
+        rows = [row([HELLO[1 + at]], rid=rid) for rid in range(3)]
+        rows += [row([half[at]], rid=3), row([HELLO[1]], "length" if at else None, rid=4), row(HELLO[:1], rid=99)]
+        rows += [row([HELLO[1 + at]], rid=4 if at else 5), row([BAD if at else HELLO[1]], rid=5)]
+        outputs.append(worker.receive([StepRecords.build(rows)]))
+    outputs.append(worker.receive([StepRecords.build([row([], "length", rid=rid) for rid in range(4)])]))
+    bodies = {rid: merge_stream(body, CHAT) for rid, body in bytes_by_rid(*outputs).items()}
+    assert [bodies[rid].choices[0].content for rid in range(3)] == ["Hello world,"] * 3
+    assert bodies[3].choices[0].content == "Helloé"
+    assert (bodies[4].choices[0].content, bodies[4].choices[0].finish_reason) == ("Hello world world", "length")
+    assert bodies[5].choices[0].content == "Hello world world" and bodies[5].error is not None
+    assert worker.stats.late == 3 and sorted(outputs[1].emissions[0].rids) == [0, 1, 2, 4, 5, 5]
+
+
 def test_logprobs_of_a_backlog_stay_with_their_tokens() -> None:
     bench = Bench(spec_of(CHAT, logprobs=True))
     bench.backlog([[row(HELLO[at : at + 1], logprobs=[TokenLogprob(-float(at))])] for at in range(3)])
