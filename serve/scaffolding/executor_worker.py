@@ -1,0 +1,62 @@
+"""A worker over the executor of this process: generations as handles of ``GenerationExecutor.submit``."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from executor.proxy import GenerationExecutor
+from executor.request import GenerationRequest
+from executor.result import GenerationResult
+from postproc_workers.deltas import deltas_request
+from serve.admission import Minted, ServerFacts, admit_chat, admit_completion
+from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
+from serve.scaffolding.options import chat_or_completion
+from serve.scaffolding.task import GenerationTask
+from serve.scaffolding.worker import Worker
+
+if TYPE_CHECKING:  # transformers takes 2 s to import, and who has Prompts has it already
+    from serve.prompts import Prompts
+
+
+class ExecutorWorker(Worker):
+    """executor, prompts, facts: those of a front end, or of ``serve/scaffolding/local.py``. Prompts and options are
+    admitted as the server admits a request's, so they are refused for the same reasons in the same words.
+
+    A chat's result is the model's own text: reasoning and tool calls are not parsed.
+    """
+
+    def __init__(self, executor: GenerationExecutor, prompts: Prompts, facts: ServerFacts) -> None:
+        self._executor, self._prompts, self._facts = executor, prompts, facts
+
+    async def submit(self, task: GenerationTask) -> GenerationResult:
+        """Tokenize, admit and submit. ApiError for what cannot be honoured, ResultError when nothing is taken."""
+        asked = chat_or_completion(task)
+        admitted = await self._admit(asked)
+        task.max_tokens = admitted.sampling.max_tokens
+        return self._executor.submit(
+            deltas_request(
+                admitted.rid,
+                admitted.prompts,
+                admitted.sampling,
+                stop=asked.stop,
+                skip_special_tokens=asked.skip_special_tokens,
+                frontend=self._executor.frontend,
+            )
+        )
+
+    def abort_handle(self, handle: GenerationResult) -> None:
+        """Abort it in the executor."""
+        self._executor.abort(handle.rid)
+
+    async def _admit(self, asked: ChatCompletionRequest | CompletionRequest) -> GenerationRequest:
+        minted = Minted(self._executor.mint(), "", 0, secrets.randbits(62))
+        if isinstance(asked, ChatCompletionRequest):
+            prompt, ids = await self._prompts.chat(asked)
+            return admit_chat(asked, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=minted)
+        prompts: list[list[int]] = [p for p in asked.prompt if not isinstance(p, str)]
+        if not prompts:  # ids need no thread
+            prompts = await self._prompts.texts(asked.prompt)
+        return admit_completion(
+            asked, prompts=prompts, prompt_texts=[""] * len(prompts), facts=self._facts, minted=minted
+        )
