@@ -44,7 +44,7 @@ class AsyncGeneration:
         """The next step. Cancelled, it leaves the step on its way. Raises the handle's errors."""
         while (step := self.start()) is not None:
             if not step.done():
-                await asyncio.wait((step,))
+                await _end_of(step)
             if not step.cancelled():
                 return self._take(step)
         return await anext(self._handle)  # at the end a handle says by itself how it ended
@@ -67,6 +67,19 @@ class AsyncGeneration:
         """Step no more in the background. What was not taken is still there for the next ``anext``."""
         if self._next is not None:
             self._next.cancel()
+
+
+async def _end_of(step: asyncio.Task[Any]) -> None:
+    """Wait for a task, and leave it alone when the waiter is cancelled. ``asyncio.wait`` does the same at three times
+    the cost, and this is done for every step."""
+    ended = asyncio.get_running_loop().create_future()
+
+    def wake(step: asyncio.Task[Any]) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    step.add_done_callback(wake)
+    await ended
 
 
 @dataclass(eq=False, kw_only=True)

@@ -9,9 +9,8 @@ from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest
 from executor.result import GenerationResult
 from postproc_workers.deltas import deltas_request
-from serve.admission import Minted, ServerFacts, admit_chat, admit_completion
-from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
-from serve.scaffolding.options import chat_or_completion
+from serve.admission import AnyRequest, Minted, ServerFacts, admit_chat, admit_completion
+from serve.scaffolding.options import chat_request, completion_request, is_chat
 from serve.scaffolding.task import GenerationTask
 from serve.scaffolding.worker import Worker
 
@@ -31,8 +30,7 @@ class ExecutorWorker(Worker):
 
     async def submit(self, task: GenerationTask) -> GenerationResult:
         """Tokenize, admit and submit. ApiError for what cannot be honoured, ResultError when nothing is taken."""
-        asked = chat_or_completion(task)
-        admitted = await self._admit(asked)
+        asked, admitted = await (self._chat(task) if is_chat(task) else self._completion(task))
         task.max_tokens = admitted.sampling.max_tokens
         return self._executor.submit(
             deltas_request(
@@ -49,14 +47,19 @@ class ExecutorWorker(Worker):
         """Abort it in the executor."""
         self._executor.abort(handle.rid)
 
-    async def _admit(self, asked: ChatCompletionRequest | CompletionRequest) -> GenerationRequest:
-        minted = Minted(self._executor.mint(), "", 0, secrets.randbits(62))
-        if isinstance(asked, ChatCompletionRequest):
-            prompt, ids = await self._prompts.chat(asked)
-            return admit_chat(asked, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=minted)
-        prompts: list[list[int]] = [p for p in asked.prompt if not isinstance(p, str)]
-        if not prompts:  # ids need no thread
-            prompts = await self._prompts.texts(asked.prompt)
-        return admit_completion(
-            asked, prompts=prompts, prompt_texts=[""] * len(prompts), facts=self._facts, minted=minted
-        )
+    def _mint(self) -> Minted:
+        return Minted(self._executor.mint(), "", 0, secrets.randbits(62))
+
+    async def _chat(self, task: GenerationTask) -> tuple[AnyRequest, GenerationRequest]:
+        asked = chat_request(task)
+        prompt, ids = await self._prompts.chat(asked)
+        return asked, admit_chat(asked, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=self._mint())
+
+    async def _completion(self, task: GenerationTask) -> tuple[AnyRequest, GenerationRequest]:
+        asked = completion_request(task)
+        if isinstance(task.prompt, str):
+            prompts = await self._prompts.texts([task.prompt])
+        else:
+            prompts = [list(task.prompt)]  # type: ignore[arg-type]  # not messages; ids need no thread
+        minted = self._mint()
+        return asked, admit_completion(asked, prompts=prompts, prompt_texts=[""], facts=self._facts, minted=minted)

@@ -24,10 +24,12 @@ def is_messages(prompt: Prompt) -> bool:
         return False
     if not isinstance(prompt, Sequence) or not prompt:
         raise PromptError("prompt: must be a text, token ids or messages, and not empty")
-    kinds = {isinstance(entry, Mapping) for entry in prompt}
-    if kinds == {False} and not all(isinstance(entry, int) for entry in prompt) or len(kinds) == 2:
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return False
+    if not all(issubclass(kind, Mapping) for kind in kinds):
         raise PromptError("prompt: must hold either token ids or messages")
-    return True in kinds
+    return True
 
 
 def continued(prompt: Prompt, text: str, token_ids: Sequence[int]) -> tuple[Prompt, dict[str, Any]]:

@@ -40,7 +40,8 @@ class ScaffoldingResult:
 
     async def _result(self) -> Any:
         try:
-            await asyncio.wait((self._task,))
+            if not self._task.done():
+                await asyncio.wait((self._task,))
         except asyncio.CancelledError:
             self.cancel()
             raise
