@@ -7,6 +7,7 @@ asyncio task of its own, and it outlives whoever waits for it: to cancel that on
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ from serve.scaffolding.streaming import StreamGenerationTask, streaming_generate
 
 if TYPE_CHECKING:
     from serve.scaffolding.worker import Worker
+
+#: Steps that one look takes at most.
+_AT_ONCE = 256
 
 
 class AsyncGeneration:
@@ -69,6 +73,14 @@ class AsyncGeneration:
             self._next.cancel()
 
 
+async def _look(generation: AsyncGeneration, queue: asyncio.Queue[Any] | None, observe: Callable[[Any], None]) -> None:
+    """Take what has arrived, up to a bound: steps that come as fast as they are taken must not hold the controller."""
+    for _ in range(_AT_ONCE):
+        if not await generation.ready():
+            break
+        await streaming_generate_helper(generation, 1, queue, observe)
+
+
 async def _end_of(step: asyncio.Task[Any]) -> None:
     """Wait for a task, and leave it alone when the waiter is cancelled. ``asyncio.wait`` does the same at three times
     the cost, and this is done for every step."""
@@ -87,7 +99,7 @@ class AsyncGenerationTask(StreamGenerationTask):
     """A generation that goes on in the background while its controller does something else.
 
     streaming_step: what the controller waits for when it yields the task: so many further steps, None for the end, 0
-    for nothing: then it gets what has arrived.
+    for nothing: then it gets what has arrived, up to 256 steps of it.
     """
 
     streaming_step: int | None = 0
@@ -109,8 +121,10 @@ async def async_generation_handler(worker: Worker, task: AsyncGenerationTask) ->
     await worker.open(task)
     generation, queue = task.source, task.streaming_output_queue
     try:
-        await streaming_generate_helper(generation, task.streaming_step, queue, task.observe)
-        while await generation.ready():
-            await streaming_generate_helper(generation, 1, queue, task.observe)
+        if task.streaming_step == 0:
+            await _look(generation, queue, task.observe)
+        else:
+            await streaming_generate_helper(generation, task.streaming_step, queue, task.observe)
+            generation.start()
     finally:
         task.read()

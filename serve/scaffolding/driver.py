@@ -59,6 +59,8 @@ class Driver:
 
     async def _run_task(self, task: Task, started: set[GenerationTask]) -> None:
         worker = self._worker(task)
+        if task.ended:
+            return
         async with self._slots:
             if not isinstance(task, GenerationTask):
                 await worker.run_task(task)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from executor.proxy import GenerationExecutor
-from executor.request import GenerationRequest
+from executor.request import SamplingParams
 from executor.result import GenerationResult
 from postproc_workers.deltas import deltas_request
-from serve.admission import AnyRequest, Minted, ServerFacts, admit_chat, admit_completion
-from serve.scaffolding.options import chat_request, completion_request, is_chat
+from serve.admission import AnyRequest, Minted, ServerFacts, admit_chat
+from serve.scaffolding.completion_plans import CompletionPlans
+from serve.scaffolding.options import chat_request, is_chat
 from serve.scaffolding.task import GenerationTask
 from serve.scaffolding.worker import Worker
 
@@ -27,16 +29,17 @@ class ExecutorWorker(Worker):
 
     def __init__(self, executor: GenerationExecutor, prompts: Prompts, facts: ServerFacts) -> None:
         self._executor, self._prompts, self._facts = executor, prompts, facts
+        self._plans = CompletionPlans(facts)
 
     async def submit(self, task: GenerationTask) -> GenerationResult:
         """Tokenize, admit and submit. ApiError for what cannot be honoured, ResultError when nothing is taken."""
-        asked, admitted = await (self._chat(task) if is_chat(task) else self._completion(task))
-        task.max_tokens = admitted.sampling.max_tokens
+        asked, ids, sampling = await (self._chat(task) if is_chat(task) else self._completion(task))
+        task.max_tokens = sampling.max_tokens
         return self._executor.submit(
             deltas_request(
-                admitted.rid,
-                admitted.prompts,
-                admitted.sampling,
+                self._executor.mint(),
+                [ids],
+                sampling,
                 stop=asked.stop,
                 skip_special_tokens=asked.skip_special_tokens,
                 frontend=self._executor.frontend,
@@ -47,19 +50,19 @@ class ExecutorWorker(Worker):
         """Abort it in the executor."""
         self._executor.abort(handle.rid)
 
-    def _mint(self) -> Minted:
-        return Minted(self._executor.mint(), "", 0, secrets.randbits(62))
-
-    async def _chat(self, task: GenerationTask) -> tuple[AnyRequest, GenerationRequest]:
+    async def _chat(self, task: GenerationTask) -> tuple[AnyRequest, Sequence[int], SamplingParams]:
         asked = chat_request(task)
         prompt, ids = await self._prompts.chat(asked)
-        return asked, admit_chat(asked, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=self._mint())
+        admitted = admit_chat(asked, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=_mint())
+        return asked, ids, admitted.sampling
 
-    async def _completion(self, task: GenerationTask) -> tuple[AnyRequest, GenerationRequest]:
-        asked = completion_request(task)
-        if isinstance(task.prompt, str):
-            prompts = await self._prompts.texts([task.prompt])
-        else:
-            prompts = [list(task.prompt)]  # type: ignore[arg-type]  # not messages; ids need no thread
-        minted = self._mint()
-        return asked, admit_completion(asked, prompts=prompts, prompt_texts=[""], facts=self._facts, minted=minted)
+    async def _completion(self, task: GenerationTask) -> tuple[AnyRequest, Sequence[int], SamplingParams]:
+        # Ids need no thread.
+        ids: Any = (await self._prompts.texts([task.prompt]))[0] if isinstance(task.prompt, str) else task.prompt
+        asked, sampling = self._plans.admit(task, ids, _mint())
+        return asked, ids, sampling
+
+
+def _mint() -> Minted:
+    """What a request needs that is random: a seed."""
+    return Minted(0, "", 0, secrets.randbits(62))

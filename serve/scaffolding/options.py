@@ -6,12 +6,9 @@ A name that is not here is refused: every option is honoured. ``n``, ``stream`` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
-import orjson
-
-from serve.body import parse, parse_object
+from serve.body import parse_object
 from serve.errors import BadRequestError
 from serve.openai_protocol import ChatCompletionRequest, CompletionRequest
 from serve.scaffolding.prompt import PromptError, is_messages
@@ -33,10 +30,6 @@ EXTENSIONS = frozenset(
     ["min_tokens", "top_k", "min_p", "stop_token_ids", "ignore_eos", "repetition_penalty", "skip_special_tokens"]
     + ["chat_template_kwargs", "add_generation_prompt", "continue_final_message"]
 )
-
-
-#: Completion requests that are kept, by their options: thousands of tasks share few, and to parse one takes 20 µs.
-_MAX_PARSED = 256
 
 
 def body(task: GenerationTask) -> dict[str, Any]:
@@ -69,15 +62,6 @@ def chat_request(task: GenerationTask) -> ChatCompletionRequest:
 
 
 def completion_request(task: GenerationTask) -> CompletionRequest:
-    """The request that a task with a text or ids is, whatever they are: its ``prompt`` is another one's."""
-    asked = body(task)
-    asked["prompt"] = "-"
-    try:
-        return _parsed(orjson.dumps(asked, option=orjson.OPT_NON_STR_KEYS))
-    except orjson.JSONEncodeError as error:
-        raise BadRequestError(f"options: {error}.", param="options") from error
-
-
-@lru_cache(_MAX_PARSED)
-def _parsed(asked: bytes) -> CompletionRequest:
-    return parse(CompletionRequest, asked)
+    """The request that a task with a text or ids is, but for its prompt, which is another one: what becomes of one need
+    not go through a model. BadRequestError names the field."""
+    return parse_object(CompletionRequest, body(task) | {"prompt": "-"})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from executor.result import AbortedError, GenerationResult, OutputDelta, ResultError
+from executor.result import AbortedError, GenerationResult, Logprob, OutputDelta, ResultError
 from serve.scaffolding.task import GenerationTask
 from serve.scaffolding.worker import Worker
 
@@ -77,3 +77,47 @@ def result(*texts: str, finish: str | None = "stop") -> GenerationResult:
 def delta(text: str, finish: str | None = None) -> OutputDelta:
     """A step of one token per character."""
     return OutputDelta(0, [ord(char) for char in text], text, (), finish)
+
+
+class WritingWorker(Worker):
+    """Generates what ``write(task, n)`` says for the n-th task: a text, a character per step, or an exception for its
+    handle to end with. finish: the reason of every end. gate: while it is clear, no generation moves. peak: the most
+    that were under way at once."""
+
+    def __init__(self, write: Callable[[GenerationTask, int], str | ResultError], finish: str = "stop") -> None:
+        self.tasks: list[GenerationTask] = []
+        self.aborted = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.running = self.peak = 0
+        self._write, self._finish = write, finish
+        self._writing: dict[GenerationResult, asyncio.Task[None]] = {}
+
+    async def submit(self, task: GenerationTask) -> GenerationResult:
+        written = self._write(task, len(self.tasks))
+        self.tasks.append(task)
+        task.max_tokens = task.options.get("max_tokens", 100)
+        handle = GenerationResult(len(self.tasks), prompt_tokens=2)
+        self._writing[handle] = asyncio.create_task(self._deliver(handle, written, task.logprobs))
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        return handle
+
+    async def _deliver(self, handle: GenerationResult, written: str | ResultError, logprobs: int | None) -> None:
+        for place, char in enumerate(written if isinstance(written, str) else ""):
+            await self.gate.wait()
+            await turn()
+            # "a" is a likely character, "z" is not.
+            entries = () if logprobs is None else (Logprob(ord(char), 96.0 - ord(char)),)
+            last = place == len(str(written)) - 1
+            handle.deliver(OutputDelta(0, [ord(char)], char, entries, self._finish if last else None))
+        if isinstance(written, ResultError):
+            handle.deliver(written)
+        self.running -= 1
+
+    def abort_handle(self, handle: GenerationResult) -> None:
+        writing = self._writing.pop(handle, None)
+        if writing is not None and writing.cancel():
+            self.running -= 1
+            self.aborted += 1
+            handle.deliver(AbortedError("the generation was aborted"))

@@ -173,6 +173,15 @@ def test_the_double_drives_a_task_to_its_end() -> None:
     run(main())
 
 
+def test_a_look_ends_though_steps_come_as_fast_as_they_are_taken() -> None:
+    async def main() -> None:
+        worker, task = FakeWorker(FakeHandle(10_000)), AsyncGenerationTask(prompt="p")
+        assert await worker.run_task(task) is TaskStatus.RUNNING
+        assert not task.end_flag
+
+    run(main())
+
+
 def test_cancelled_it_ends_with_what_had_arrived() -> None:
     async def main() -> None:
         handle = result("a", "b", finish=None)
