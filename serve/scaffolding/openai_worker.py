@@ -8,6 +8,8 @@ many there were.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.util
 import itertools
 import math
 from typing import TYPE_CHECKING, Any
@@ -148,7 +150,7 @@ def _openai() -> Any:
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """What may end a stream in its middle: the client library does not wrap it there."""
-    import httpx
-
-    return (httpx.HTTPError, httpx.StreamError)
+    """What may end a stream in its middle, where the client library does not wrap it: the errors of its HTTP library,
+    which is one or the other depending on its release."""
+    found = [importlib.import_module(name) for name in ("httpx", "httpx2") if importlib.util.find_spec(name)]
+    return tuple(error for module in found for error in (module.HTTPError, module.StreamError))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -125,6 +127,41 @@ def test_a_server_that_is_not_there() -> None:
             task = GenerationTask(prompt="p")
             assert await worker.run_task(task) is TaskStatus.FAILED
             assert str(port) in (task.reason or "") and task.output_str is None
+            await worker.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b'data: {"id":"c","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"Hel",'
+         b'"finish_reason":null,"logprobs":null}]}\n\n', "peer closed|Connection error"),
+        (b"data: [DONE]\n\n", "without a finish reason"),
+        (b"data: {\n\n", "127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_a_stream_that_breaks_off_fails_with_what_had_come(sent: bytes, words: str) -> None:
+    """``sent``: a chunked body's only piece; the end of the body never comes unless it says DONE."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"%x\r\n%s\r\n" % (len(sent), sent))
+        if b"DONE" in sent:
+            writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with listener:
+            port = listener.sockets[0].getsockname()[1]
+            worker = OpenAIWorker(f"http://127.0.0.1:{port}/v1", model="m", max_retries=0)
+            task = GenerationTask(prompt="p")
+            assert await worker.run_task(task) is TaskStatus.FAILED
+            assert re.search(words, task.reason or ""), task.reason
+            assert task.output_str == ("Hel" if b"Hel" in sent else None)
             await worker.close()
 
     run(main())
