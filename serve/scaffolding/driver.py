@@ -60,6 +60,7 @@ class Driver:
     async def _run_task(self, task: Task, started: set[GenerationTask]) -> None:
         worker = self._worker(task)
         if task.ended:
+            await asyncio.sleep(0)  # a controller that yields it for ever stops nobody else
             return
         async with self._slots:
             if not isinstance(task, GenerationTask):

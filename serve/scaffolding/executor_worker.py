@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from executor.proxy import GenerationExecutor
 from executor.request import SamplingParams
-from executor.result import GenerationResult
+from executor.result import GenerationResult, ResultError
 from postproc_workers.deltas import deltas_request
 from serve.admission import AnyRequest, Minted, ServerFacts, admit_chat
 from serve.scaffolding.completion_plans import CompletionPlans
@@ -22,19 +22,28 @@ if TYPE_CHECKING:  # transformers takes 2 s to import, and who has Prompts has i
 
 class ExecutorWorker(Worker):
     """executor, prompts, facts: those of a front end, or of ``serve/scaffolding/local.py``. Prompts and options are
-    admitted as the server admits a request's, so they are refused for the same reasons in the same words.
+    admitted as the server admits a request's, so they are refused for the same reasons in the same words. failure():
+    why there will be no executor any more, so that nothing waits for one; None while there is, or one is restarting.
 
     A chat's result is the model's own text: reasoning and tool calls are not parsed.
     """
 
-    def __init__(self, executor: GenerationExecutor, prompts: Prompts, facts: ServerFacts) -> None:
-        self._executor, self._prompts, self._facts = executor, prompts, facts
+    def __init__(
+        self,
+        executor: GenerationExecutor,
+        prompts: Prompts,
+        facts: ServerFacts,
+        failure: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._executor, self._prompts, self._facts, self._failure = executor, prompts, facts, failure
         self._plans = CompletionPlans(facts)
 
     async def submit(self, task: GenerationTask) -> GenerationResult:
         """Tokenize, admit and submit. ApiError for what cannot be honoured, ResultError when nothing is taken."""
         asked, ids, sampling = await (self._chat(task) if is_chat(task) else self._completion(task))
         task.max_tokens = sampling.max_tokens
+        if (reason := self._failure()) is not None:
+            raise ResultError(reason)
         return self._executor.submit(
             deltas_request(
                 self._executor.mint(),

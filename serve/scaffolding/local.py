@@ -65,7 +65,7 @@ class LocalExecutor:
 
     def worker(self) -> ExecutorWorker:
         """A worker over this executor."""
-        return ExecutorWorker(self.executor, self.prompts, self.facts)
+        return ExecutorWorker(self.executor, self.prompts, self.facts, lambda: self.failure)
 
     async def __aenter__(self) -> LocalExecutor:
         async with AsyncExitStack() as started:

@@ -8,8 +8,6 @@ many there were.
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import itertools
 import math
 from typing import TYPE_CHECKING, Any
@@ -33,7 +31,7 @@ class OpenAIResult(GenerationResult):
     def __init__(self, rid: int) -> None:
         super().__init__(rid)
         self.counted = 0
-        self.reading: asyncio.Task[None] | None = None
+        self.reading: asyncio.Task[OutputDelta | ResultError] | None = None
 
     @property
     def completion_tokens(self) -> int:
@@ -51,17 +49,19 @@ class OpenAIWorker(Worker):
     def __init__(self, base_url: str, api_key: str = "none", model: str | None = None, **client: Any) -> None:
         openai_module = _openai()
         self._client = openai_module.AsyncOpenAI(base_url=base_url, api_key=api_key, **client)
-        self._model = model
-        self._errors: tuple[type[Exception], ...] = (openai_module.OpenAIError, *_transport_errors(), ValueError)
+        self._error: type[Exception] = openai_module.OpenAIError
+        self._model, self._asking = model, asyncio.Lock()
         self._rids = itertools.count()
 
     async def submit(self, task: GenerationTask) -> OpenAIResult:
         """Start a stream. ApiError for options that there are not; the rest is for the server to refuse."""
         asked = body(task)
-        asked.setdefault("model", await self._served_model())
+        if "model" not in asked:
+            asked["model"] = await self._served_model()
         task.max_tokens = asked.get("max_tokens")
         handle = OpenAIResult(next(self._rids))
         handle.reading = asyncio.create_task(self._read(handle, asked))
+        handle.reading.add_done_callback(lambda reading: self._finish(handle, reading))
         return handle
 
     def abort_handle(self, handle: OpenAIResult) -> None:
@@ -74,29 +74,32 @@ class OpenAIWorker(Worker):
         await self._client.close()
 
     async def _served_model(self) -> str:
-        if self._model is None:
-            try:
-                models = await self._client.models.list()
-            except self._errors as error:
-                raise ResultError(f"{self._client.base_url}: {error}") from error
-            if not models.data:
-                raise ResultError(f"{self._client.base_url}: the server has no model")
-            self._model = models.data[0].id
+        async with self._asking:  # the first asks for all
+            if self._model is None:
+                self._model = await self._first_model()
         return self._model
 
-    async def _read(self, handle: OpenAIResult, asked: dict[str, Any]) -> None:
-        """The whole stream into the handle, which ends in every case."""
+    async def _first_model(self) -> str:
         try:
-            finish = await self._deliver(handle, asked)
-        except asyncio.CancelledError:
-            handle.deliver(AbortedError("the generation was aborted"))
-            raise
-        except self._errors as error:
-            handle.deliver(ResultError(f"{self._client.base_url}: {error}"))
-        else:
-            handle.deliver(finish)
+            models = await self._client.models.list()
+        except self._error as error:
+            raise ResultError(f"{self._client.base_url}: {error}") from error
+        if not models.data:
+            raise ResultError(f"{self._client.base_url}: the server has no model")
+        return str(models.data[0].id)
 
-    async def _deliver(self, handle: OpenAIResult, asked: dict[str, Any]) -> OutputDelta | ResultError:
+    def _finish(self, handle: OpenAIResult, reading: asyncio.Task[OutputDelta | ResultError]) -> None:
+        """The stream is over, so the handle is too, whatever it was: an error of the client, of the HTTP library under
+        it, or one that the server's odd chunks have led to."""
+        if reading.cancelled():
+            handle.deliver(AbortedError("the generation was aborted"))
+        elif (error := reading.exception()) is not None:
+            words = str(error) if isinstance(error, self._error) else repr(error)
+            handle.deliver(ResultError(f"{self._client.base_url}: {words}"))
+        else:
+            handle.deliver(reading.result())
+
+    async def _read(self, handle: OpenAIResult, asked: dict[str, Any]) -> OutputDelta | ResultError:
         """All steps but the last, which is returned once usage is known: it comes behind the finish."""
         finish: str | None = None
         async with await self._stream(asked) as stream:
@@ -147,10 +150,3 @@ def _openai() -> Any:
     except ImportError as error:
         raise RuntimeError(f"OpenAIWorker needs the openai package: {INSTALL}") from error
     return openai
-
-
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """What may end a stream in its middle, where the client library does not wrap it: the errors of its HTTP library,
-    which is one or the other depending on its release."""
-    found = [importlib.import_module(name) for name in ("httpx", "httpx2") if importlib.util.find_spec(name)]
-    return tuple(error for module in found for error in (module.HTTPError, module.StreamError))

@@ -70,7 +70,8 @@ class GenerationTask(Task):
     is as in a request to the server. logprobs: None is off, 0 the sampled token's only, k > 0 also the k most likely
     ones. streaming_output_queue: gets one output per step but the last; see ``streaming_generate_helper``.
 
-    Results. request_handle: the handle that its worker steps. end_flag: whether the handle has finished.
+    Results. request_handle: the handle that its worker steps. end_flag: whether the handle has finished, or none will
+    come.
     output_str: the text so far; None while there is none, and never "" in place of an error. output_tokens: its ids, if
     the worker knows them. max_tokens: what it may generate at most, once that is known. details: what a controller has
     to say of its result.
@@ -110,6 +111,13 @@ class GenerationTask(Task):
         """Mean log-probability of its tokens, natural log; minus infinity without any."""
         entries = self.output_logprobs
         return sum(entry.logprob for entry in entries) / len(entries) if entries else float("-inf")
+
+    def end(self, status: TaskStatus, reason: str | None = None) -> None:
+        """As above. Nothing more will come, also where there was no handle: whoever loops until ``end_flag`` ends."""
+        super().end(status, reason)
+        self.end_flag = True
+        if self.status is TaskStatus.CANCELLED:
+            self.finish_reason = "abort"
 
     def inputs(self) -> dict[str, Any]:
         """What makes another task that asks for the same."""

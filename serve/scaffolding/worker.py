@@ -75,15 +75,16 @@ class Worker:
             task.end(TaskStatus.CANCELLED, reason)
             return
         self.abort(task)
+        end: tuple[TaskStatus, str | None] = (TaskStatus.DONE, None)
         try:
             await streaming_generate_helper(task.source, None, None, task.observe)
         except AbortedError:
-            task.end(TaskStatus.CANCELLED, reason)
+            end = (TaskStatus.CANCELLED, reason)
         except ResultError as error:
-            task.end(TaskStatus.FAILED, str(error))
+            end = (TaskStatus.FAILED, str(error))
         finally:
             task.read()
-        task.end(TaskStatus.DONE)
+        task.end(*end)
 
     async def close(self) -> None:
         """Give back what the worker holds."""

@@ -25,7 +25,7 @@ from serve.scaffolding import (
 )
 from serve.scaffolding.majority_vote import is_certain
 from serve.scaffolding.prompt import PromptError, continued, is_messages, with_feedback
-from tests.serve.scaffolding.doubles import WritingWorker, run
+from tests.serve.scaffolding.doubles import FakeHandle, FakeWorker, WritingWorker, run
 
 Write = Callable[[GenerationTask, int], Any]
 
@@ -170,6 +170,17 @@ def test_what_never_decides_runs_to_its_end() -> None:
     assert (task.output_str, task.details["stopped"], progress.cancelled) == ("abcdef", False, 0)
     with pytest.raises(TaskError, match="no memory"):
         generate(EarlyStopController(lambda text: False), texts(ResultError("no memory")))
+
+
+def test_the_double_is_stopped_early_too() -> None:
+    async def main() -> None:
+        handle, asked = FakeHandle(100), []
+        worker = FakeWorker(handle)
+        controller = EarlyStopController(lambda text: asked.append(text) or len(asked) == 3, streaming_step=2)
+        task = await ScaffoldingLlm(controller, {GENERATION: worker}).generate_async("p")
+        assert task.details["stopped"] and worker.aborted == [handle] and asked == [""] * 3
+
+    run(main())
 
 
 # ------------------------------------------------------------------------------------------------------ tree search

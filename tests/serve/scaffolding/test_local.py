@@ -28,6 +28,7 @@ from serve.scaffolding import (
     StreamGenerationTask,
     TaskError,
     TaskStatus,
+    TreeSearchController,
 )
 from serve.scaffolding.local import LocalExecutor
 from tests.process.expected import encoded, script
@@ -111,6 +112,31 @@ def test_an_error_of_the_engine_is_the_tasks_reason(config: Configure) -> None:
             for _ in range(2):
                 with pytest.raises(ResultError, match="had enough"):
                     await anext(task.request_handle)
+
+    run(main())
+
+
+def test_without_an_executor_that_will_come_nothing_waits_for_one(config: Configure) -> None:
+    async def main() -> None:
+        async with LocalExecutor(config(0), quiet) as local:
+            local.failure = "the executor cannot be restarted"
+            task = GenerationTask(prompt="x")
+            assert await local.worker().run_task(task) is TaskStatus.FAILED
+            assert task.reason == local.failure
+
+    run(main())
+
+
+def test_a_tree_grows_from_messages_as_the_chat_template_continues_them(config: Configure) -> None:
+    async def main() -> None:
+        # Text and messages are continued as text, so each level is a prompt of its own; ids as ids, by the same script.
+        scripts = [script("go", " the", "ing"), script("go the", " a", "ing"), script("go the a", "END")]
+        async with LocalExecutor(config(rule="prompt", scripts=scripts), quiet) as local:
+            controller = TreeSearchController(len, beams=1, width=1, step_tokens=1, depth=4)
+            llm = ScaffoldingLlm(controller, {GENERATION: local.worker()})
+            grown = await llm.generate(["go", [{"role": "user", "content": "go"}], encoded("go")])
+            assert [task.output_str for task in grown] == [" the aEND", " the aEND", " theing"]
+            assert [task.finish_reason for task in grown] == ["stop"] * 3
 
     run(main())
 

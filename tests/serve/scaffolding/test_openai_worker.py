@@ -139,6 +139,7 @@ def test_a_server_that_is_not_there() -> None:
          b'"finish_reason":null,"logprobs":null}]}\n\n', "peer closed|Connection error"),
         (b"data: [DONE]\n\n", "without a finish reason"),
         (b"data: {\n\n", "127.0.0.1"),
+        (b'data: {"choices": [5], "usage": null}\n\n', "AttributeError"),
     ],
 )  # fmt: skip
 def test_a_stream_that_breaks_off_fails_with_what_had_come(sent: bytes, words: str) -> None:
@@ -163,6 +164,17 @@ def test_a_stream_that_breaks_off_fails_with_what_had_come(sent: bytes, words: s
             assert re.search(words, task.reason or ""), task.reason
             assert task.output_str == ("Hel" if b"Hel" in sent else None)
             await worker.close()
+
+    run(main())
+
+
+def test_one_that_is_aborted_before_its_first_turn_ends() -> None:
+    async def main() -> None:
+        worker, task = OpenAIWorker("http://127.0.0.1:1/v1", model="m"), GenerationTask(prompt="p")
+        await worker.open(task)
+        await worker.cancel(task, "enough")
+        assert (task.status, task.reason, task.end_flag) == (TaskStatus.CANCELLED, "enough", True)
+        await worker.close()
 
     run(main())
 

@@ -183,3 +183,18 @@ def test_a_task_that_has_ended_is_not_run_again() -> None:
         assert len(worker.submitted) == 1
 
     run(main())
+
+
+def test_a_task_that_cannot_be_started_ends_for_whoever_waits_for_its_end_flag() -> None:
+    class Refusing(FakeWorker):
+        async def submit(self, task: Any) -> Any:
+            raise ResultError("the executor does not take requests")
+
+    async def main() -> None:
+        failed, cancelled = StreamGenerationTask(prompt="p"), StreamGenerationTask(prompt="p", cancel_flag=True)
+        assert await Refusing().run_task(failed) is TaskStatus.FAILED
+        assert await Refusing().run_task(cancelled) is TaskStatus.CANCELLED
+        assert failed.end_flag and cancelled.end_flag and cancelled.finish_reason == "abort"
+        assert failed.reason == "the executor does not take requests" and failed.output_str is None
+
+    run(main())
