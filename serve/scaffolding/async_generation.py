@@ -82,8 +82,8 @@ async def _look(generation: AsyncGeneration, queue: asyncio.Queue[Any] | None, o
 
 
 async def _end_of(step: asyncio.Task[Any]) -> None:
-    """Wait for a task, and leave it alone when the waiter is cancelled. ``asyncio.wait`` does the same at three times
-    the cost, and this is done for every step."""
+    """Wait for a task, and leave it alone when the waiter is cancelled. ``asyncio.wait`` does the same, in 6 instead of
+    3 µs, and this is done for every step."""
     ended = asyncio.get_running_loop().create_future()
 
     def wake(step: asyncio.Task[Any]) -> None:

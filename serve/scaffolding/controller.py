@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from serve.scaffolding.prompt import Prompt
-from serve.scaffolding.task import GENERATION, GenerationTask, Task, TaskError, TaskStatus
+from serve.scaffolding.task import GenerationTask, Task, TaskError, TaskStatus
 
 
 class ParallelProcess:
@@ -60,14 +60,14 @@ class Controller:
 
 
 class NativeGenerationController(Controller):
-    """One generation for each task. options: for tasks that do not have their own."""
+    """One generation for each task. options: for tasks that do not have their own. worker_tag: in place of theirs."""
 
-    def __init__(self, options: Mapping[str, Any] | None = None, worker_tag: str = GENERATION) -> None:
+    def __init__(self, options: Mapping[str, Any] | None = None, worker_tag: str | None = None) -> None:
         self.options, self.worker_tag = dict(options or {}), worker_tag
 
     def process(self, tasks: Sequence[GenerationTask]) -> Process:
         for task in tasks:
-            task.options, task.worker_tag = {**self.options, **task.options}, self.worker_tag
+            task.options, task.worker_tag = {**self.options, **task.options}, self.worker_tag or task.worker_tag
         yield tasks
         for task in tasks:
             task.check()

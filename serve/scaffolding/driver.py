@@ -41,9 +41,9 @@ class Driver:
                     return end.value
                 failure = await self._carry_out(wanted, started)
         finally:
-            process.close()
             for task in started:
                 self._release(task)
+            process.close()
 
     async def _carry_out(
         self, wanted: Sequence[Task] | ParallelProcess, started: set[GenerationTask]

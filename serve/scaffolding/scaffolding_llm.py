@@ -50,6 +50,15 @@ class ScaffoldingResult:
         return self._task.result()
 
 
+async def _until_failure(results: list[ScaffoldingResult]) -> None:
+    """Return once all have ended; raise what the first one that fails does."""
+    if results:
+        await asyncio.wait([result._task for result in results], return_when=asyncio.FIRST_EXCEPTION)
+    for result in results:
+        if result.done:
+            await result
+
+
 class ScaffoldingLlm:
     """controller: for requests that bring none of their own. workers: by the tag that tasks ask for.
 
@@ -65,7 +74,7 @@ class ScaffoldingLlm:
         controller: Controller,
         workers: Mapping[str, Worker],
         *,
-        max_parallel_requests: int = 1024,
+        max_parallel_requests: int = 4096,
         max_in_flight: int = 4096,
         progress: Progress | None = None,
     ) -> None:
@@ -93,6 +102,7 @@ class ScaffoldingLlm:
         """All prompts at once; the results in their order. The first that fails ends the others, and is raised."""
         results = [self.generate_async(prompt, **inputs) for prompt in prompts]
         try:
+            await _until_failure(results)
             return [await result for result in results]
         finally:
             for result in results:

@@ -43,16 +43,15 @@ class TreeSearchController(Controller):
         yield ParallelProcess([self._search(task) for task in tasks])
 
     def _search(self, task: GenerationTask) -> Process:
-        kept, level, last = [Beam()], 0, task
+        kept, level = [Beam()], 0
         while level < self.depth and not all(beam.complete for beam in kept):
             grown = {step: beam for beam in kept if not beam.complete for step in self._steps(task, beam, level)}
-            yield each(NativeGenerationController(worker_tag=task.worker_tag), grown, tolerant=True)
+            yield each(NativeGenerationController(), grown, tolerant=True)
             beams = [self._grow(beam, step) for step, beam in grown.items() if step.status is TaskStatus.DONE]
             if not beams:
                 raise TaskError(f"no continuation succeeded: {next(iter(grown)).reason}")
             kept = sorted([*(beam for beam in kept if beam.complete), *beams], key=lambda b: -b.score)[: self.beams]
-            level, last = level + 1, next(iter(grown))
-        task.adopt(last)
+            level += 1
         _result(task, kept[0], level)
 
     def _steps(self, task: GenerationTask, beam: Beam, level: int) -> list[GenerationTask]:
@@ -73,5 +72,5 @@ class TreeSearchController(Controller):
 def _result(task: GenerationTask, best: Beam, levels: int) -> None:
     task.output_str, task.output_tokens = best.text, best.token_ids
     task.finish_reason = "stop" if best.complete else "length"
-    task.status, task.reason = TaskStatus.DONE, None
+    task.end(TaskStatus.DONE)
     task.details = {"score": best.score, "levels": levels, "complete": best.complete}

@@ -91,6 +91,27 @@ def test_the_step_on_its_way_is_a_task_that_cancel_ends() -> None:
     run(main())
 
 
+def test_who_waits_is_not_the_step_on_its_way() -> None:
+    async def main() -> None:
+        handle = GenerationResult(1)
+        generation = AsyncGeneration(handle)
+        step = generation.start()
+        assert step is not None
+        first, second = (asyncio.create_task(anext(generation)) for _ in range(2))
+        await turn()
+        first.cancel()
+        await asyncio.wait((first,))
+        assert first.cancelled() and generation.start() is step and not step.done()
+        second.cancel()
+        waiter = asyncio.create_task(anext(generation))
+        await turn()
+        step.cancel()
+        handle.deliver(delta("a", "stop"))
+        assert (await waiter).outputs[0].text == "a"
+
+    run(main())
+
+
 def test_it_is_not_finished_while_its_last_step_is_not_taken() -> None:
     async def main() -> None:
         handle = FakeHandle(1)

@@ -314,7 +314,7 @@ def test_the_first_failure_of_generate_ends_the_others() -> None:
         worker = WritingWorker(lambda task, n: ResultError("no") if task.prompt == "bad" else "x" * 1000)
         async with ScaffoldingLlm(NativeGenerationController(), {GENERATION: worker}) as llm:
             with pytest.raises(TaskError, match="no"):
-                await llm.generate(["bad", "good", "good"])
+                await llm.generate(["good", "bad", "good"])
         assert worker.aborted == 2
 
     run(main())
