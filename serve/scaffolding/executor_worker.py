@@ -40,10 +40,10 @@ class ExecutorWorker(Worker):
 
     async def submit(self, task: GenerationTask) -> GenerationResult:
         """Tokenize, admit and submit. ApiError for what cannot be honoured, ResultError when nothing is taken."""
+        self._check()
         asked, ids, sampling = await (self._chat(task) if is_chat(task) else self._completion(task))
         task.max_tokens = sampling.max_tokens
-        if (reason := self._failure()) is not None:
-            raise ResultError(reason)
+        self._check()  # again: it may have ended while the prompt was being tokenized
         return self._executor.submit(
             deltas_request(
                 self._executor.mint(),
@@ -58,6 +58,10 @@ class ExecutorWorker(Worker):
     def abort_handle(self, handle: GenerationResult) -> None:
         """Abort it in the executor."""
         self._executor.abort(handle.rid)
+
+    def _check(self) -> None:
+        if (reason := self._failure()) is not None:
+            raise ResultError(reason)
 
     async def _chat(self, task: GenerationTask) -> tuple[AnyRequest, Sequence[int], SamplingParams]:
         asked = chat_request(task)

@@ -76,6 +76,7 @@ class LocalExecutor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._give_up("the executor was ended")  # nobody waits for what will not come
         await self._started.aclose()
 
     async def _start(self, started: AsyncExitStack) -> None:

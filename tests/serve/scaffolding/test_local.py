@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -256,45 +256,65 @@ def test_who_is_cancelled_while_waiting_cancels_the_request(config: Configure) -
 # ------------------------------------------------------------------------------------------------------ its life
 
 
-def sockets() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob("tailrace-*")}
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where this test's sockets are, and nobody else's. A short path."""
+    with tempfile.TemporaryDirectory(prefix="tr-") as made:
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        yield Path(made)
 
 
-def test_nothing_is_left_behind(config: Configure) -> None:
+def test_nothing_is_left_behind(config: Configure, temporary: Path) -> None:
+    before = set(psutil.Process().children())
+
     async def main() -> None:
         async with LocalExecutor(config(), quiet):
-            assert len(psutil.Process().children()) == 2
-        assert psutil.Process().children() == []
+            assert len(set(psutil.Process().children()) - before) == 2
+            assert len(list(temporary.glob("tailrace-*"))) == 1
 
-    before = sockets()
     run(main())
-    assert sockets() <= before
+    assert set(psutil.Process().children()) <= before and list(temporary.iterdir()) == []
 
 
-def test_a_start_that_fails_says_why_and_leaves_nothing(config: Configure, tmp_path: Path) -> None:
+def test_what_still_runs_when_it_ends_fails_with_that_reason(config: Configure) -> None:
+    async def main() -> None:
+        async with LocalExecutor(config(step_interval=0.01), quiet) as local:
+            worker, task = local.worker(), GenerationTask(prompt="p", options={"max_tokens": 100_000})
+            running = asyncio.create_task(worker.run_task(task))
+            await until(lambda: task.completion_tokens > 0)
+        assert await running is TaskStatus.FAILED
+        late = GenerationTask(prompt="p")
+        assert await worker.run_task(late) is TaskStatus.FAILED
+        assert task.reason == "the executor was ended" and late.reason is not None
+
+    run(main())
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing(config: Configure, temporary: Path) -> None:
+    before = set(psutil.Process().children())
+
     async def main(bad: Config) -> None:
         async with LocalExecutor(bad, quiet):
             raise AssertionError("it started")
 
-    before = sockets()
     with pytest.raises(ChildError, match="batch_size"):
         run(main(config(batch_size=0)))
     with pytest.raises(ValueError, match="tokenizer"):
         run(main(Config(engine="replay")))
-    assert psutil.Process().children() == [] and sockets() <= before
+    assert set(psutil.Process().children()) <= before and list(temporary.iterdir()) == []
 
 
 def test_a_worker_that_dies_costs_nothing(config: Configure) -> None:
+    before = set(psutil.Process().children())
+
     async def main() -> None:
         async with LocalExecutor(config(2, step_interval=0.005), quiet) as local:
             llm = ScaffoldingLlm(NativeGenerationController(), {GENERATION: local.worker()})
             expected = [task.output_str for task in await llm.generate(["a", "b", "c"], options={"max_tokens": 100})]
             results = [llm.generate_async(prompt, options={"max_tokens": 100}) for prompt in ("a", "b", "c")]
             await until(lambda: all(result.progress.completion_tokens > 10 for result in results))
-            worker = next(
-                child for child in psutil.Process().children() if "postproc_workers.process" in child.cmdline()
-            )
-            os.kill(worker.pid, signal.SIGKILL)
+            workers = set(psutil.Process().children()) - before
+            os.kill(next(w.pid for w in workers if "postproc_workers.process" in w.cmdline()), signal.SIGKILL)
             assert [(await result).output_str for result in results] == expected
 
     run(main())
