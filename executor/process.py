@@ -19,6 +19,7 @@ from executor.channel import STEPS_HWM, AddressError, bind_pull, connect_push, d
 from executor.child import Child, run_child
 from executor.core import RETRY, ExecutorCore
 from executor.engines import engine_factory
+from executor.histogram import STEP_BOUNDS, STEP_SHIPPING, Histogram
 from executor.messages import FrontendLost, Recall, Status, StepRecords, WorkerJoined, WorkerLost
 from executor.waiting import WaitingRequests
 from executor.wire import FrameReader, encode
@@ -45,6 +46,7 @@ class ExecutorProcess:
         #: a frame that its worker's full queue has refused; nothing newer may overtake it
         self._waiting: dict[int, bytes] = {}
         self._next_status = 0.0
+        self._step_shipping = Histogram(STEP_BOUNDS)
         #: what this thread had used when it began: the model's loading
         self._cpu_before = time.thread_time()
 
@@ -57,6 +59,7 @@ class ExecutorProcess:
         while not child.stopping:
             child.beat()
             events = dict(poller.poll(child.poll_ms(self._timeout_ms())))
+            begin = time.perf_counter()
             child.notice(events)
             for frame in drain(self._inbound):
                 self._receive(frame)
@@ -66,6 +69,8 @@ class ExecutorProcess:
                 self._send(worker, steps)
             self._answer()
             self._report()
+            if self._core.collecting is not None:
+                self._step_shipping.observe(time.perf_counter() - begin - self._core.collecting)
 
     def close(self) -> None:
         """Close all sockets; what was sent to a front end may still leave."""
@@ -141,7 +146,7 @@ class ExecutorProcess:
             # CPU time of this thread that was not the engine's: what it costs to ship tokens.
             "shipping_seconds": time.thread_time() - self._cpu_before - self._core.engine_seconds,
         }
-        frame = encode(Status(self._core.stats() | own))
+        frame = encode(Status(self._core.stats() | own | self._step_shipping.report(STEP_SHIPPING)))
         for socket in self._frontends:
             try_send(socket, frame)  # a front end that does not read misses a report, no more
 
@@ -151,9 +156,9 @@ def main(child: Child) -> None:
     config = child.config
     engine = engine_factory(config["engine"])(**config["engine_args"])
     waiting = WaitingRequests(config["max_queued_tokens"], config["queue_timeout"])
-    core = ExecutorCore(
-        engine, waiting, incarnation=config["incarnation"], frontends=len(config["frontends"]), clock=time.thread_time
-    )
+    frontends, incarnation = len(config["frontends"]), config["incarnation"]
+    clock, wall = time.thread_time, time.perf_counter
+    core = ExecutorCore(engine, waiting, incarnation=incarnation, frontends=frontends, clock=clock, wall=wall)
     try:
         info = core.start(child.wake)
         process = ExecutorProcess(core, config)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from executor.histogram import STEP_SHIPPING, reported
 from executor.proxy import GenerationExecutor
 from postproc_workers.pool import WorkerPool
 from serve.gateway import ServerState
@@ -115,6 +116,11 @@ class _Reports(Collector):
         for key, (name, text, counts) in _EXECUTOR.items():
             if key in proxy.status:
                 yield _family(f"tailrace_executor_{name}", text, counts, {(): proxy.status[key]}, ())
+        if (step_shipping := reported(STEP_SHIPPING, proxy.status)) is not None:
+            text = "What the executor's loop adds to an engine step, by the wall"
+            family = HistogramMetricFamily("tailrace_executor_step_shipping_seconds", text)
+            family.add_metric((), *step_shipping)
+            yield family
         for key, (name, text, counts) in _WORKER.items():
             values: dict[tuple[str, ...], float] = {
                 (str(worker),): stats[key] for worker, stats in proxy.worker_stats.items() if key in stats

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from executor.child import ChildProcess
+from executor.histogram import STEP_SHIPPING
 from executor.proxy import GenerationExecutor
 from executor.request import SamplingParams
 from postproc_workers.deltas import deltas_request
@@ -53,6 +54,10 @@ def test_requests_of_a_front_end_that_is_gone_are_aborted(directory: Path) -> No
             )
         leaving, staying = frontends
         await until(lambda: staying.status.get("open") == 2)
+        await until(lambda: staying.status["steps"] > 10)
+        # Each step is in the histogram of what the loop adds to one; a report may go out before its own step is in it.
+        assert staying.status["steps"] - staying.status[f"{STEP_SHIPPING}_le_+Inf"] in (0, 1)
+        assert 0 < staying.status[f"{STEP_SHIPPING}_sum"] < 10
         leaving.close()
         await until(lambda: staying.status["open"] == staying.status["engine_running"] == 1)
         assert await child.stop() == 0
