@@ -40,6 +40,7 @@ from scripts.bench import outside
 from scripts.bench.benchmark import BenchmarkError, Report, benchmark
 from scripts.bench.comparison import Round, figures, ratios, text
 from scripts.bench.cpu import CpuError, ProcessTable, is_loopback
+from scripts.bench.dataset import DatasetError
 from scripts.bench.options import parse as serving_options
 from scripts.bench.outside import Meter
 from scripts.bench.peers import LENGTH_FLAGS, Peer, PeerError, Running, Work, transformers_serve, vllm_serve
@@ -286,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     try:
         done = compare(options, [ours(options), *others])
-    except (BenchmarkError, PeerError, RuntimeError, OSError) as error:
+    except (BenchmarkError, DatasetError, RuntimeError, OSError) as error:
         _say(f"bench_compare: {error}")
         return 1
     print(json.dumps(done) if options.json else report(done))

@@ -88,7 +88,8 @@ class Cost:
     def line(self) -> dict[str, Any]:
         """As JSON has it."""
         fields = asdict(self)
-        return fields.pop("setting") | fields | {"total": self.total}
+        setting: dict[str, Any] = fields.pop("setting")
+        return setting | fields | {"total": self.total}
 
 
 def cost(setting: Setting, before: Sample, after: Sample, idle: int, memory: int) -> Cost:

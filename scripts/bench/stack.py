@@ -81,7 +81,8 @@ class Stack:
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds so far by kind of process."""
-        return {kind: sum(process.cpu_seconds for process in found) for kind, found in self.processes().items()}
+        exact = ProcessTable().exact
+        return {kind: sum(map(exact, found)) for kind, found in self.processes().items()}
 
     def stages(self) -> dict[str, dict[str, float]]:
         """CPU seconds so far of the threads there are, by kind of process and kind of thread."""

@@ -179,8 +179,9 @@ def test_costs_of_a_server(tmp_path: Path) -> None:
     found = carried_out(tmp_path, "--concurrency", "8", "--no_floor", "--modes", "paced", "--interval", "0.01")
     (line,) = found["costs"]
     assert (line["concurrency"], line["mode"], found["cores"]) == (8, "paced", os.cpu_count())
-    assert 0 < line["tokens_per_second"] <= 8 * 100 * 1.1
-    assert line["tokens_per_second"] == pytest.approx(8 * line["steps_per_second"], rel=0.01)
+    assert line["tokens_per_second"] <= 8 * 100 * 1.2
+    # A step that the loop was late for comes with the next one, and they count as one.
+    assert line["tokens_per_second"] > 7.9 * line["steps_per_second"] > 0
     assert line["total"] == pytest.approx(line["front_end"] + line["worker"] + line["shipping"])
     assert line["stages"]["front end"]["main"] > 0 and line["stages"]["worker"]["zeromq"] > 0
     assert "floor" not in line
