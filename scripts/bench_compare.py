@@ -14,7 +14,7 @@ the executor, of `transformers serve` the main thread alone (event loop: HTTP, t
 all its other threads count as model, of `vllm serve` without its engine's processes. `scripts/bench/outside.py` says
 more. A ratio of more than 1 means that ours is better.
 
-Exit codes: 0 done; 1 no peer, a server that failed, or requests that did; 2 wrong usage.
+Exit codes: 0 done; 1 no peer, a server that failed, or requests that did; 2 wrong usage; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -154,7 +155,10 @@ def work(options: argparse.Namespace, at: Address, prompts: int, tokens: int, se
     if at.kind == "transformers" and not options.peer_url:
         flags += ["--model", str(options.model)]
     # It counts CPU time itself, by process; ours is by thread too, so we count around it.
-    return asyncio.run(benchmark(serving_options(flags), lambda words: None))
+    done = asyncio.run(benchmark(serving_options(flags), lambda words: None))
+    if done.interrupted:  # it takes the first ctrl-C for the end of its run, and we for the end of all
+        raise KeyboardInterrupt
+    return done
 
 
 def one_round(options: argparse.Namespace, system: System) -> Round:
@@ -278,6 +282,8 @@ def _resolve(options: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = parse(argv)
+    # A server of another environment does not notice our end.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     _resolve(options)
     if options.threads:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)
@@ -290,6 +296,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BenchmarkError, DatasetError, RuntimeError, OSError) as error:
         _say(f"bench_compare: {error}")
         return 1
+    except KeyboardInterrupt:
+        return 130
     print(json.dumps(done) if options.json else report(done))
     return 1 if any(found["failed"] for found in done["systems"].values()) else 0
 

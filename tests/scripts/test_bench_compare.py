@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +154,27 @@ def test_requests_that_fail_are_told(model: Path) -> None:
     code, out, _, _ = carried_out(model, refusing, "--peer_kind", "other", "--rounds", "1")
     assert code == 1
     assert "3 x HTTP 503 Busy: busy" in out
+
+
+def test_ctrl_c_ends_all_of_it(model: Path) -> None:
+    """In the middle of the peer's first answers, of two rounds."""
+
+    async def whole() -> tuple[int | None, str]:
+        async def answer(request: scripted.Request, writer: asyncio.StreamWriter) -> None:
+            if request.method == "POST":
+                writer.write(scripted.HEAD + scripted.framed(scripted.delta(content="x")))
+                process.send_signal(signal.SIGINT)
+                await request.hung_up()
+            else:
+                await good(request, writer)
+
+        async with scripted.serving(answer) as server:
+            one = command(model, server.url, "--peer_kind", "other", "--concurrency", "1")
+            process = await asyncio.create_subprocess_exec(*one, stdout=asyncio.subprocess.PIPE)
+            out, _ = await asyncio.wait_for(process.communicate(), 100)
+            return process.returncode, out.decode()
+
+    assert asyncio.run(whole()) == (130, "")
 
 
 def test_nobody_at_the_peers_address(model: Path) -> None:
