@@ -169,13 +169,13 @@ def _numbers(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(values)
 
 
-def _stats(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _stats(fields: Mapping[str, Any], field: str) -> dict[str, Any]:
     """Numbers by name, and among them histograms, which are lists."""
-    values = _typed(fields, "stats", dict)
+    values = _typed(fields, field, dict)
     lists = {name: value for name, value in values.items() if isinstance(value, list)}
     if not all(isinstance(name, str) and is_report(value) for name, value in lists.items()):
-        raise WireError("stats: a histogram is its sum and a count for each of its buckets")
-    _numbers({"stats": {name: value for name, value in values.items() if name not in lists}}, "stats")
+        raise WireError(f"{field}: a histogram is its sum and a count for each of its buckets")
+    _numbers({field: {name: value for name, value in values.items() if name not in lists}}, field)
     return dict(values)
 
 
@@ -373,7 +373,7 @@ def _decode_emissions(f: Mapping[str, Any]) -> Emissions:
         _int(f, "worker"), rids, _unpack_unusual(f, "epoch", "I", len(rids), 0),
         _unpack_unusual(f, "index", "H", len(rids), 0), _unpack(f, "count", "I"),
         _unpack_unusual(f, "flags", "B", len(rids), 0), _unpack(f, "size", "I"), _typed(f, "payload", bytes),
-        _stats(f) if "stats" in f else None, _int(f, "stamp") if "stamp" in f else 0,
+        _stats(f, "stats") if "stats" in f else None, _int(f, "stamp") if "stamp" in f else 0,
         _int(f, "sent") if "sent" in f else 0,
     )  # fmt: skip
 
@@ -407,7 +407,7 @@ _DECODERS: dict[str, Callable[[Mapping[str, Any]], Message]] = {
     "lost": _decode_lost,
     "steps": _decode_steps,
     "emissions": _decode_emissions,
-    "status": lambda f: Status(_numbers(f, "values")),
+    "status": lambda f: Status(_stats(f, "values")),
     "rejected": _decode_rejected,
     "gone": lambda f: FrontendLost(_int(f, "frontend")),
     "resubmit": _decode_resubmit,
