@@ -1,16 +1,17 @@
 """What a worker gets with the next message, gathered as the columns that it will be.
 
-A step of the engine is a list of rows, and most of them bring one id of a request's only output. Such a row is two
-appends, done by whoever has it (``rids``, ``tokens``: the lists stay the same for good, so their methods can be kept).
-What is unusual about a row is noted beside them.
+A step of the engine is mostly columns already: usual rows, which bring one id of output 0. As long as they are all that
+there is, they are kept and handed on as they came; the column of rids stays the object that it is (``Rids``). What is
+unusual about a row is noted beside the columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from executor.engines.base import StepRow, TokenLogprob
+from executor.engines.base import Rids, StepRow, TokenLogprob
 from executor.messages import Finish, Open, StepRecords
+from executor.same import same
 
 #: Tokens of history in one message. With 20 alternatives each they are 130 MB, and a frame of 256 MB is refused.
 MAX_HISTORY = 1 << 19
@@ -22,27 +23,41 @@ class Batch:
     """Rows for one worker. opens: requests that it hears of first. history: tokens of resent histories among the rows;
     not 0 while what is left of a part that was taken waits."""
 
-    __slots__ = ("opens", "rids", "tokens", "history", "_shapes", "_finishes", "_logprobs")
+    __slots__ = ("opens", "history", "_rids", "_tokens", "_shapes", "_finishes", "_logprobs")
 
     def __init__(self) -> None:
         self.opens: list[Open] = []
-        self.rids: list[int] = []
-        self.tokens: list[int] = []
         self.history = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have no rows. The columns are our own lists, but for those of one step alone, which belong to all who have
+        them."""
+        self._rids: Rids | list[int] = []
+        self._tokens: list[int] = []
         #: row -> (index, number of ids), where that is not (0, 1)
         self._shapes: dict[int, tuple[int, int]] = {}
         self._finishes: dict[int, Finish] = {}
         self._logprobs: dict[int, Sequence[TokenLogprob]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.rids or self.opens)
+        return bool(self._rids or self.opens)
+
+    def extend(self, rids: Rids, token_ids: list[int]) -> None:
+        """Take usual rows."""
+        if not self._rids:
+            self._rids, self._tokens = rids, token_ids
+            return
+        self._own().extend(rids)
+        self._tokens += token_ids
 
     def add(self, row: StepRow) -> None:
         """Take a row of any kind."""
         rid, index, token_ids, reason, stop_token, message, logprobs = row
-        number = len(self.rids)
-        self.rids.append(rid)
-        self.tokens += token_ids
+        rids = self._own()
+        number = len(rids)
+        rids.append(rid)
+        self._tokens += token_ids
         if index or len(token_ids) != 1:
             self._shapes[number] = index, len(token_ids)
         if reason:
@@ -50,17 +65,46 @@ class Batch:
         if logprobs is not None:
             self._logprobs[number] = logprobs
 
+    def _own(self) -> list[int]:
+        """The column of rids, as one that can be changed, and so the ids."""
+        rids = self._rids
+        if isinstance(rids, list):
+            return rids
+        self._rids = owned = list(rids)
+        self._tokens = list(self._tokens)
+        return owned
+
     def take(self, stamp: int, incarnation: int) -> StepRecords:
         """Everything, or the first part of what is too much for one message; the rest stays."""
-        count = len(self.rids)
+        count = len(self._rids)
+        indexes, counts = self._columns(count)
+        if self.history > MAX_HISTORY or count > MAX_ROWS:
+            count = _rows_of_a_message(counts)
+        if count < len(self._rids):
+            return self._part(count, indexes[:count], counts[:count], stamp, incarnation)
+        steps = StepRecords(
+            self._rids, indexes, counts, self._tokens, self._finishes, self._logprobs, self.opens, stamp, incarnation
+        )
+        self.opens, self.history = [], 0
+        self._begin()
+        return steps
+
+    def _columns(self, count: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Each row's index and number of ids."""
+        if not self._shapes:
+            return same(0, count), same(1, count)
         indexes, counts = [0] * count, [1] * count
         for number, (index, size) in self._shapes.items():
             indexes[number], counts[number] = index, size
-        if self.history > MAX_HISTORY or count > MAX_ROWS:
-            count = _rows_of_a_message(counts)
-        size = len(self.tokens) if count == len(self.rids) else sum(counts[:count])
+        return indexes, counts
+
+    def _part(
+        self, count: int, indexes: Sequence[int], counts: Sequence[int], stamp: int, incarnation: int
+    ) -> StepRecords:
+        """The first rows."""
+        size = sum(counts)
         steps = StepRecords(
-            self.rids[:count], indexes[:count], counts[:count], self.tokens[:size],
+            self._rids[:count], indexes, counts, self._tokens[:size],
             {number: finish for number, finish in self._finishes.items() if number < count},
             {number: entries for number, entries in self._logprobs.items() if number < count},
             self.opens, stamp, incarnation,
@@ -70,9 +114,10 @@ class Batch:
 
     def _drop(self, count: int, size: int) -> None:
         """Forget the first rows; those that are left begin at 0."""
-        del self.rids[:count], self.tokens[:size]
+        rids = self._own()
+        del rids[:count], self._tokens[:size]
         self.opens = []
-        self.history = max(self.history - size, len(self.rids))  # never 0 while rows are left, nor more than need be
+        self.history = max(self.history - size, len(rids))  # never 0 while rows are left, nor more than need be
         self._shapes = {number - count: shape for number, shape in self._shapes.items() if number >= count}
         self._finishes = {number - count: finish for number, finish in self._finishes.items() if number >= count}
         self._logprobs = {number - count: entries for number, entries in self._logprobs.items() if number >= count}

@@ -12,6 +12,7 @@ from typing import Any
 
 from executor.engines.base import Rids
 from executor.messages import WireError
+from executor.same import all_are, same
 
 #: Senders whose last column of rids is kept.
 _SENDERS = 1 << 10
@@ -83,10 +84,10 @@ class KnownRids:
 
 def pack_unusual(frame: dict[str, Any], name: str, code: str, values: Sequence[int], usual: int) -> None:
     """Add a column to a frame, unless every value is the usual one."""
-    if values.count(usual) != len(values):
+    if not all_are(values, usual):
         frame[name] = pack(code, values)
 
 
-def unpack_unusual(fields: Mapping[str, Any], name: str, code: str, rows: int, usual: int) -> list[int]:
+def unpack_unusual(fields: Mapping[str, Any], name: str, code: str, rows: int, usual: int) -> Sequence[int]:
     """The values of a column that may have been left out."""
-    return unpack(fields, name, code) if name in fields else [usual] * rows
+    return unpack(fields, name, code) if name in fields else same(usual, rows)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any
 
 from executor.dispatcher import Dispatcher
-from executor.engines.base import Engine, EngineInfo, UnsupportedError
+from executor.engines.base import Engine, EngineInfo, Part, StepColumns, UnsupportedError
 from executor.messages import (
     Abort,
     Cancel,
@@ -107,18 +107,24 @@ class ExecutorCore:
         nanoseconds."""
         self._now = stamp
         begin, since = self._clock(), self._wall()
-        rows = self._engine.collect()
-        self.collecting = self._wall() - since if rows else None
+        parts = self._engine.collect()
+        self.collecting = self._wall() - since if parts else None
         self.engine_seconds += self._clock() - begin
-        if rows:
+        if parts:
             self.steps += 1
-            if self.waiting:
-                for row in rows:
-                    self.waiting.leave(row.rid)
-            self.tokens += self.dispatcher.record(rows)
+            self._leave(parts)
+            self.tokens += self.dispatcher.record(parts)
         for rid in self.waiting.expired(stamp):
             self._reject(rid, "timeout")
         return self.dispatcher.take(stamp, busy)
+
+    def _leave(self, parts: Iterable[Part]) -> None:
+        """Let those wait no longer who have a token."""
+        for part in parts:
+            if isinstance(part, StepColumns):
+                self.waiting.leave_all(part.rids)
+            else:
+                self.waiting.leave(part.rid)
 
     def poll_timeout(self) -> float | None:
         """Seconds until ``step`` should be called without being woken; None: whenever something happens."""

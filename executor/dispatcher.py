@@ -15,18 +15,18 @@ fails after ``MAX_FRUITLESS`` of them without a word to its client.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from executor.batch import Batch
-from executor.engines.base import StepRow
+from executor.cohort import Cohort, Lane
+from executor.engines.base import Part, Rids, StepColumns, StepRow
 from executor.history import OutputHistory
+from executor.ledger import Ledger
 from executor.messages import MAX_EPOCH, Delivered, Open, Resubmit, StepRecords, WorkerLost
 from executor.request import GenerationRequest
 
 logger = logging.getLogger("tailrace.executor")
-
-Append = Callable[[int], None]
 
 #: Deaths of workers with the same request in hand, until it is taken for their cause and fails.
 MAX_KILLS = 2
@@ -80,8 +80,12 @@ class Dispatcher:
         self._limbo: dict[int, set[int]] = {}
         #: worker -> what it gets with the next ``take``
         self._batches: dict[int, Batch] = {}
-        #: requests whose next row is most likely one id of their only output: where that goes, see ``record``
-        self._usual: dict[int, tuple[Append, Append, Append]] = {}
+        #: requests of which a usual row of output 0 has to go on: where to, see ``_record_columns``
+        self._usual: dict[int, Lane] = {}
+        #: what is known of the last columns
+        self._cohort = Cohort(Rids(), self._usual)
+        #: what enters ids into the histories
+        self._ledger = Ledger()
         #: requests without a worker, in the order in which they wait
         self._parked: dict[int, Delivered] = {}
 
@@ -104,8 +108,7 @@ class Dispatcher:
         """Take a new request. ValueError if its rid is open already."""
         if request.rid in self._routes:
             raise ValueError(f"rid {request.rid} is already open")
-        outputs = [OutputHistory() for _ in range(request.num_outputs)]
-        self._routes[request.rid] = Route(request, outputs)
+        self._routes[request.rid] = Route(request, self._histories(request))
         self._place(request.rid, ())
 
     def adopt(self, known: Resubmit, outputs: Sequence[OutputHistory] = (), epoch: int = 0, worker: int = -1) -> None:
@@ -114,7 +117,9 @@ class Dispatcher:
         request = known.request
         if request.rid in self._routes:
             raise ValueError(f"rid {request.rid} is already open")
-        route = Route(request, list(outputs) or [OutputHistory() for _ in range(request.num_outputs)])
+        route = Route(request, list(outputs) or self._histories(request))
+        for output in route.outputs:
+            output.ledger = self._ledger
         self._routes[request.rid] = route
         if worker in self._load:
             route.worker, route.epoch = worker, epoch
@@ -127,6 +132,9 @@ class Dispatcher:
             return
         route.epoch = min(max(epoch, known.epoch) + 1, MAX_EPOCH)
         self._place(request.rid, known.delivered)
+
+    def _histories(self, request: GenerationRequest) -> list[OutputHistory]:
+        return [OutputHistory(self._ledger) for _ in range(request.num_outputs)]
 
     def remaining(self, rid: int) -> list[tuple[int, Sequence[int]]]:
         """What the engine still has to do for an adopted request: each open output with the ids it has."""
@@ -143,28 +151,27 @@ class Dispatcher:
         """The open requests of a front end."""
         return [rid for rid, route in self._routes.items() if route.request.frontend == frontend]
 
-    def record(self, rows: Iterable[StepRow]) -> int:
-        """Take the rows of an engine step: into the histories, and into the next batch of their workers. Returns how
-        many ids they had.
-
-        The first branch is the fast lane: a row that brings one id of a request's only output goes into three lists.
-        Measured: 0.27 µs a row, 0.35 without it; and the columns are there already, which were another 0.16.
-        """
-        usual = self._usual
+    def record(self, parts: Iterable[Part]) -> int:
+        """Take what an engine made: into the histories, and into the next batch of their workers. Returns how many ids
+        that were."""
         total = 0
-        for row in rows:
-            rid, index, token_ids, reason, _, _, logprobs = row
-            total += len(token_ids)
-            plain = reason is None and logprobs is None and not index and len(token_ids) == 1
-            if plain and (lane := usual.get(rid)) is not None:
-                keep, add_rid, add_token = lane
-                (token,) = token_ids
-                keep(token)
-                add_rid(rid)
-                add_token(token)
-                continue
-            self._record(row)
+        for part in parts:
+            total += len(part.token_ids)
+            if isinstance(part, StepColumns):
+                self._record_columns(part)
+            else:
+                self._record(part)
         return total
+
+    def _record_columns(self, columns: StepColumns) -> None:
+        """The rows of a batch barely change from step to step: what there is to know of them is known already, and no
+        row is looked at. Measured, 256 rows: 0.01 µs a row, 0.2 where a request has come or gone; row by row 0.6."""
+        cohort = self._cohort
+        if cohort.rids is not columns.rids:
+            cohort = self._cohort = Cohort(columns.rids, self._usual, cohort)
+        cohort.give(columns.token_ids, self._ledger)
+        for rid, at in cohort.odd.items():
+            self._record(StepRow(rid, 0, columns.token_ids[at : at + 1]))
 
     def _record(self, row: StepRow) -> None:
         route = self._routes.get(row.rid)
@@ -172,8 +179,8 @@ class Dispatcher:
             self.late_rows += 1
             return
         route.outputs[row.index].add(row)
-        if row.finish_reason is not None:
-            self._usual.pop(row.rid, None)
+        if row.finish_reason is not None and not row.index:
+            self._slow_down(row.rid)
         if route.worker is None:
             return
         if not route.first or row.index in route.first:
@@ -201,8 +208,8 @@ class Dispatcher:
         for i in open_ones:
             route.outputs[i].closed = True
             self._settle(route, i)
-        if open_ones:
-            self._usual.pop(rid, None)
+        if 0 in open_ones:
+            self._slow_down(rid)
         return open_ones
 
     def release(self, rid: int) -> list[int]:
@@ -210,12 +217,13 @@ class Dispatcher:
         too: where a front end had the last bytes from an earlier executor's time, a worker may have begun anew."""
         open_ones = self.end(rid, "abort")
         route = self._routes.pop(rid, None)
-        self._usual.pop(rid, None)
         self._parked.pop(rid, None)
         for limbo in self._limbo.values():
             limbo.discard(rid)
         if route is not None and route.worker is not None:
             self._load[route.worker].discard(rid)
+        if not self._routes:
+            self._ledger.settle()  # it keeps nothing of what is over
         return open_ones
 
     @property
@@ -267,7 +275,7 @@ class Dispatcher:
             self._limbo[worker] = self._load.pop(worker)
             for rid in self._limbo[worker]:
                 self._routes[rid].worker = None
-                self._usual.pop(rid, None)
+                self._slow_down(rid)
 
     def _out_of_limbo(self, worker: int, frontend: int) -> list[int]:
         """A front end takes nothing more from a lost worker; returns its requests that were there."""
@@ -317,11 +325,16 @@ class Dispatcher:
         assert len(placed) + len(self._parked) + len(limbo) == len(self._routes), "a request in two places"
         assert self._batches.keys() == self._load.keys(), "a batch for a worker that is not there"
         assert self._known.keys() == self._load.keys() | self._limbo.keys(), "a worker that nobody has announced"
-        for rid in self._usual:
-            route = self._routes[rid]
-            assert route.worker is not None and not route.outputs[0].closed and not route.first, "not so usual"
+        self._validate_lanes()
         for worker, rids in self._load.items():
             assert all(self._routes[rid].worker == worker for rid in rids), "route and load disagree"
+
+    def _validate_lanes(self) -> None:
+        for rid, (batch, history) in self._usual.items():
+            route = self._routes[rid]
+            assert route.worker is not None and not route.outputs[0].closed and not route.first, "not so usual"
+            assert batch is self._batches[route.worker] and history is route.outputs[0].settled, "a lane elsewhere"
+        self._cohort.validate(self._usual)
 
     def _settle(self, route: Route, index: int) -> None:
         """An output has ended; if it was the last that had to, the others follow."""
@@ -343,11 +356,16 @@ class Dispatcher:
 
     def _speed_up(self, route: Route) -> None:
         """Let the usual rows of a request take the fast lane, if they are sure to be usual."""
-        if len(route.outputs) == 1 and not route.outputs[0].closed and not route.first:
+        if not route.outputs[0].closed and not route.first:
             assert route.worker is not None
-            batch = self._batches[route.worker]
-            keep = route.outputs[0].tokens.append
-            self._usual[route.request.rid] = keep, batch.rids.append, batch.tokens.append
+            self._usual[route.request.rid] = self._batches[route.worker], route.outputs[0].settled
+            if route.request.rid in self._cohort.odd:
+                self._cohort.lapse()
+
+    def _slow_down(self, rid: int) -> None:
+        """A row of a request is not usual any more."""
+        if self._usual.pop(rid, None) is not None:
+            self._cohort.lapse()
 
     def _place(self, rid: int, delivered: Delivered) -> None:
         """Give a request to the worker with the fewest open ones, with all that was generated so far."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from executor.engines.base import StepRow, TokenLogprob
+from executor.ledger import Ledger
 from executor.messages import MAX_COUNT
 
 
@@ -17,19 +18,24 @@ class OutputHistory:
 
     closed: no row of it is wanted any more: the engine ended it, or a worker did (stop string, hook, failure).
     last: the engine's finishing row, without its ids; it is sent again behind the history.
+    ledger: what enters ids. settled: those of them that it has entered; ``tokens`` are all.
     """
 
-    tokens: array[int] = field(default_factory=lambda: array("i"))
+    ledger: Ledger = field(default_factory=Ledger, repr=False, compare=False)
+    settled: array[int] = field(default_factory=lambda: array("i"))
     logprobs: list[TokenLogprob] | None = None
     closed: bool = False
     last: StepRow | None = None
 
+    @property
+    def tokens(self) -> array[int]:
+        """All ids."""
+        self.ledger.settle()
+        return self.settled
+
     def add(self, row: StepRow) -> None:
         """Take a row of the engine."""
-        if len(row.token_ids) == 1:
-            self.tokens.append(row.token_ids[0])
-        else:
-            self.tokens.extend(row.token_ids)
+        self.ledger.extend(self.settled, row.token_ids)
         if row.logprobs is not None:
             if self.logprobs is None:
                 self.logprobs = []

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from executor.engines.base import StepRow, TokenLogprob
 from executor.logprob_records import RecordRows
 from executor.request import GenerationRequest
+from executor.same import all_are
 
 #: Tokens in one row (column ``count`` is u2); a longer history travels as several rows.
 MAX_COUNT = 0xFFFF
@@ -211,7 +212,7 @@ class StepRecords:
         n = len(self.rids)
         if len(self.indexes) != n or len(self.counts) != n:
             raise WireError(f"index, count: {len(self.indexes)} and {len(self.counts)} values for {n} rows")
-        if sum(self.counts) != len(self.tokens):
+        if not (len(self.tokens) == n and all_are(self.counts, 1)) and sum(self.counts) != len(self.tokens):
             raise WireError(f"token: {len(self.tokens)} ids, but count adds up to {sum(self.counts)}")
         if not (self.finishes or self.logprobs):  # most steps
             return
@@ -238,7 +239,7 @@ class StepRecords:
     def single(self) -> bool:
         """Whether each row has one token, and there is a row."""
         n = len(self.rids)
-        return n > 0 and len(self.tokens) == n and self.counts.count(1) == n
+        return n > 0 and len(self.tokens) == n and all_are(self.counts, 1)
 
     def some_record_rows(self, numbers: Sequence[int]) -> Iterator[RecordRow]:
         """Those rows alone, of a step that is ``single``."""

@@ -7,6 +7,7 @@ much, and to what has waited too long. No byte of such a request has been sent: 
 
 from __future__ import annotations
 
+from executor.engines.base import Rids
 from executor.request import GenerationRequest
 
 
@@ -20,6 +21,8 @@ class WaitingRequests:
         self._max_tokens, self._timeout_ns = max_tokens, int(timeout * 1e9)
         #: rid -> (prompt tokens, the time at which it came, nanoseconds), oldest first
         self._entries: dict[int, tuple[int, int]] = {}
+        #: the last column whose requests have left
+        self._left = Rids()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -40,6 +43,13 @@ class WaitingRequests:
         entry = self._entries.pop(rid, None)
         if entry is not None:
             self.tokens -= entry[0]
+
+    def leave_all(self, rids: Rids) -> None:
+        """Requests of a column have a token. One that is waiting comes in no column that was there before."""
+        if self._entries and rids is not self._left:
+            for rid in self._entries.keys() & rids:
+                self.leave(rid)
+        self._left = rids
 
     def expired(self, now: int) -> list[int]:
         """Requests that have waited too long; they leave."""

@@ -13,7 +13,7 @@ A history of ``max_tokens`` ids leaves nothing to generate and nothing to hide: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -80,6 +80,33 @@ class StepRow(NamedTuple):
     logprobs: Sequence[TokenLogprob] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """The usual rows of one engine step: each brings one id of output 0, without a finish or log-probabilities.
+
+    rids: no request twice; the same object as long as the same ones come. token_ids: one each, in the order of
+    ``rids``. Whoever gets the list may keep it, and nobody changes it.
+    """
+
+    rids: Rids
+    token_ids: list[int]
+
+
+Part = StepRow | StepColumns
+"""What ``Engine.collect`` gives."""
+
+
+def expand(parts: Iterable[Part]) -> list[StepRow]:
+    """Columns as the rows that they stand for, rows as they are."""
+    rows: list[StepRow] = []
+    for part in parts:
+        if isinstance(part, StepColumns):
+            rows += [StepRow(rid, 0, (token,)) for rid, token in zip(part.rids, part.token_ids)]
+        else:
+            rows.append(part)
+    return rows
+
+
 def ending_ids(sampling: SamplingParams, eos_token_ids: Sequence[int]) -> frozenset[int]:
     """The ids that end an output, once it has ``min_tokens`` without them. eos_token_ids: see ``EngineInfo``."""
     return frozenset(sampling.stop_token_ids) | frozenset(() if sampling.ignore_eos else eos_token_ids)
@@ -134,8 +161,10 @@ class Engine(Protocol):
     def cancel(self, rid: int, index: int) -> None:
         """Stop generating an output. No row of it has to follow; unknown outputs are ignored."""
 
-    def collect(self) -> list[StepRow]:
-        """All rows made since the last call, in order; [] when there is nothing. Raises EngineDeadError."""
+    def collect(self) -> list[Part]:
+        """All that was made since the last call; [] when there is nothing. The rows of an output come in the order made;
+        of one step it has one, by itself or in columns. Columns cost those behind the engine a tenth of rows: they are
+        for what most outputs do most of the time. Raises EngineDeadError."""
 
     def poll_timeout(self) -> float | None:
         """Seconds until ``collect()`` should be called even without a wake; None: only a wake matters."""

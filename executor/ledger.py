@@ -1,0 +1,58 @@
+"""Ids that are on their way into the histories of their outputs.
+
+Most steps bring one id for each of the same outputs. To append each to its history would touch as many objects as there
+are outputs, in memory that has gone cold since the last step, though nobody reads most histories before they are
+dropped. So the columns are kept whole, and go into the histories many steps at a time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+
+#: Ids that wait, at most: some 0.1 ms of work when they go. So many steps of so many outputs cost little each.
+MAX_IDS = 1 << 13
+
+
+class Ledger:
+    """Enters what is generated into histories, in the order given, when somebody asks (``settle``) or much waits."""
+
+    def __init__(self) -> None:
+        #: histories -> columns with an id for each of them
+        self._runs: list[tuple[Sequence[array[int]], list[Sequence[int]]]] = []
+        self._ids = 0
+
+    def enter(self, histories: Sequence[array[int]], token_ids: Sequence[int]) -> None:
+        """One id for each history. The same object as the last time costs least."""
+        runs = self._runs
+        if runs and runs[-1][0] is histories:
+            runs[-1][1].append(token_ids)
+        else:
+            runs.append((histories, [token_ids]))
+        self._wait(len(token_ids))
+
+    def extend(self, history: array[int], token_ids: Sequence[int]) -> None:
+        """Any number of ids for one history."""
+        if not self._runs:
+            history.extend(token_ids)
+        elif token_ids:
+            self._runs.append(((history,), list(zip(token_ids))))
+            self._wait(len(token_ids))
+
+    def _wait(self, count: int) -> None:
+        self._ids += count
+        if self._ids >= MAX_IDS:
+            self.settle()
+
+    def settle(self) -> None:
+        """Have the histories complete."""
+        runs, self._runs, self._ids = self._runs, [], 0
+        for histories, columns in runs:
+            if len(columns) == 1:
+                _each(map(array.append, histories, columns[0]))
+            else:
+                _each(map(array.extend, histories, zip(*columns)))
+
+
+_each = deque[None](maxlen=0).extend
