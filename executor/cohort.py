@@ -99,4 +99,6 @@ def _known(rids: Rids, before: Rids | None) -> Rids:
 
 def _picker(places: Sequence[int]) -> _Pick:
     """What takes these values out of a column, in C."""
-    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))

@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from itertools import starmap
+from struct import Struct
 
 #: Ids that wait, at most: some 0.1 ms of work when they go. So many steps of so many outputs cost little each.
 MAX_IDS = 1 << 13
@@ -51,8 +53,9 @@ class Ledger:
         for histories, columns in runs:
             if len(columns) == 1:
                 _each(map(array.append, histories, columns[0]))
-            else:
-                _each(map(array.extend, histories, zip(*columns)))
+            else:  # as bytes: id by id takes twice as long
+                pack = Struct(f"={len(columns)}i").pack
+                _each(map(array.frombytes, histories, starmap(pack, zip(*columns))))
 
 
 _each = deque[None](maxlen=0).extend

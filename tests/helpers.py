@@ -12,7 +12,16 @@ from functools import lru_cache
 from typing import Any
 
 from executor.core import ExecutorCore
-from executor.engines.base import Engine, EngineInfo, StepRow, TokenLogprob, UnsupportedError
+from executor.engines.base import (
+    Engine,
+    EngineInfo,
+    Part,
+    Rids,
+    StepColumns,
+    StepRow,
+    TokenLogprob,
+    UnsupportedError,
+)
 from executor.messages import (
     BODY,
     FAILED,
@@ -92,9 +101,41 @@ def request_of(
 # ------------------------------------------------------------------------------------------------------ the parts
 
 
+class Columns:
+    """Makes of rows what an engine gives: columns of the usual ones, the same object while they bring the same rids."""
+
+    def __init__(self) -> None:
+        self._rids = Rids()
+
+    def of(self, rows: Iterable[StepRow]) -> list[Part]:
+        """Columns first; an output that comes again begins another step."""
+        parts: list[Part] = []
+        step: dict[tuple[int, int], StepRow] = {}
+        for row in rows:
+            if (row.rid, row.index) in step:
+                parts += self._step(step.values())
+                step = {}
+            step[row.rid, row.index] = row
+        return parts + self._step(step.values())
+
+    def _step(self, rows: Iterable[StepRow]) -> list[Part]:
+        usual = {
+            row.rid: row.token_ids[0]
+            for row in rows
+            if not row.index and len(row.token_ids) == 1 and row.finish_reason is None and row.logprobs is None
+        }
+        odd = [row for row in rows if row.index or row.rid not in usual]
+        return [self._columns(usual), *odd] if usual else [*odd]
+
+    def _columns(self, usual: Mapping[int, int]) -> StepColumns:
+        rids = Rids(usual)
+        self._rids = self._rids if rids == self._rids else rids
+        return StepColumns(self._rids, list(usual.values()))
+
+
 class ScriptedEngine:
-    """An engine that emits the rows it is given, one list per step. refuse: SamplingParams fields it does not
-    honour."""
+    """An engine that emits the rows it is given, one list per step, the usual ones as columns. refuse: SamplingParams
+    fields it does not honour."""
 
     def __init__(self, refuse: Iterable[str] = ()) -> None:
         self.added: list[tuple[int, int]] = []
@@ -104,6 +145,7 @@ class ScriptedEngine:
         self.closed = 0
         self._refuse = frozenset(refuse)
         self._steps: list[list[StepRow]] = []
+        self._columns = Columns()
 
     def give(self, *rows: StepRow) -> None:
         """One more step."""
@@ -124,8 +166,8 @@ class ScriptedEngine:
     def cancel(self, rid: int, index: int) -> None:
         self.cancelled.append((rid, index))
 
-    def collect(self) -> list[StepRow]:
-        return self._steps.pop(0) if self._steps else []
+    def collect(self) -> list[Part]:
+        return self._columns.of(self._steps.pop(0)) if self._steps else []
 
     def poll_timeout(self) -> float | None:
         return 0.0 if self._steps else None

@@ -162,9 +162,9 @@ class Engine(Protocol):
         """Stop generating an output. No row of it has to follow; unknown outputs are ignored."""
 
     def collect(self) -> list[Part]:
-        """All that was made since the last call; [] when there is nothing. The rows of an output come in the order made;
-        of one step it has one, by itself or in columns. Columns cost those behind the engine a tenth of rows: they are
-        for what most outputs do most of the time. Raises EngineDeadError."""
+        """All that was made since the last call; [] when there is nothing. The rows of an output come in the order
+        made; in one step it has one, by itself or in columns. An engine that gives rows alone is right too, only slower
+        for those behind it. Raises EngineDeadError."""
 
     def poll_timeout(self) -> float | None:
         """Seconds until ``collect()`` should be called even without a wake; None: only a wake matters."""

@@ -39,6 +39,9 @@ from transformers.generation.logits_process import LogitsProcessorList
 from executor.engines.base import (
     EngineDeadError,
     EngineInfo,
+    Part,
+    Rids,
+    StepColumns,
     StepRow,
     check_history,
     check_ids,
@@ -107,6 +110,42 @@ class _Router:
         self.deliver(state.to_generation_output())
 
 
+class _Gathering:
+    """Makes parts of an engine's rows: columns of the usual ones. Where an output comes twice, those before it are a
+    step: what follows is another one. The column of rids is the last one's where they are equal."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._token_ids: dict[int, int] = {}
+        self._rids = Rids()
+
+    def usual(self, rid: int, token: int) -> None:
+        """One id of output 0."""
+        if rid in self._token_ids:
+            self._flush()
+        self._token_ids[rid] = token
+
+    def odd(self, row: StepRow) -> None:
+        """Any other row."""
+        if row.rid in self._token_ids:
+            self._flush()
+        self.parts.append(row)
+
+    def take(self) -> list[Part]:
+        """All that was gathered."""
+        self._flush()
+        parts, self.parts = self.parts, []
+        return parts
+
+    def _flush(self) -> None:
+        if self._token_ids:
+            rids = Rids(self._token_ids)
+            if rids != self._rids:
+                self._rids = rids
+            self.parts.append(StepColumns(self._rids, list(self._token_ids.values())))
+            self._token_ids = {}
+
+
 class TransformersEngine:
     """An ``Engine`` on a local directory in Hugging Face layout.
 
@@ -141,6 +180,7 @@ class TransformersEngine:
         self._eos: tuple[int, ...] = ()
         self._vocab_size = self._max_model_len = 0
         self._closed = False
+        self._gathering = _Gathering()
         self._serial = count()
         #: library id -> stream, and (rid, index) -> stream: the outputs not finished and not cancelled
         self._streams: dict[str, _Stream] = {}
@@ -258,18 +298,27 @@ class TransformersEngine:
 
     # -- rows out ------------------------------------------------------------------------------------------------------
 
-    def collect(self) -> list[StepRow]:
-        """Rows in the order made. Raises EngineDeadError once the generation thread is gone and all is handed out."""
-        rows = []
+    def collect(self) -> list[Part]:
+        """What was made, in order. Raises EngineDeadError once the generation thread is gone and all is handed out."""
         outputs = self._router.outputs
         while outputs:
             output = outputs.popleft()
             stream = self._streams.get(output.request_id)
             if stream is not None:
-                rows.append(self._row(stream, output))
-        if not rows:
+                self._gather(stream, output)
+        parts = self._gathering.take()
+        if not parts:
             self._watch()
-        return rows
+        return parts
+
+    def _gather(self, stream: _Stream, output: GenerationOutput) -> None:
+        token_ids = output.generated_tokens
+        more = len(token_ids) - stream.sent
+        if more == 1 and not stream.index and stream.sampling.params.logprobs is None and not output.is_finished():
+            self._gathering.usual(stream.rid, token_ids[stream.sent])
+            stream.sent += 1
+        else:
+            self._gathering.odd(self._row(stream, output))
 
     def _row(self, stream: _Stream, output: GenerationOutput) -> StepRow:
         tokens = output.generated_tokens[stream.sent :]

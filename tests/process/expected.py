@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from executor.engines.base import expand
 from executor.engines.replay_engine import ReplayEngine
 from executor.request import SamplingParams
 from postproc_workers.replay import replay
@@ -61,7 +62,7 @@ def engine_outputs(
         engine.add(1, index, prompts[index // n], SamplingParams(**sampling))
         outputs.append({"index": index, "token_ids": [], "logprobs": []})
     while any("finish_reason" not in output for output in outputs):
-        for row in engine.collect():
+        for row in expand(engine.collect()):
             output = outputs[row.index]
             output["token_ids"] += row.token_ids
             output["logprobs"] += [

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from executor.engines.base import Engine, EngineInfo, StepRow, TokenLogprob, UnsupportedError
+from executor.engines.base import (
+    Engine,
+    EngineInfo,
+    Part,
+    Rids,
+    StepColumns,
+    StepRow,
+    TokenLogprob,
+    UnsupportedError,
+    expand,
+)
 from executor.request import SamplingParams
 
 DEADLINE = 60.0
@@ -22,6 +32,7 @@ class Driver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._woken = threading.Event()
+        self._rids = Rids()
         self.info: EngineInfo = engine.start(self._woken.set)
 
     def until(self, done: Callable[[list[StepRow]], bool]) -> list[StepRow]:
@@ -33,8 +44,21 @@ class Driver:
             timeout = self.engine.poll_timeout()
             self._woken.wait(1.0 if timeout is None else min(timeout, 1.0))
             self._woken.clear()
-            rows += self.engine.collect()
+            rows += expand(self.collect())
         return rows
+
+    def collect(self) -> list[Part]:
+        """What the engine gives, with its columns looked over."""
+        parts = self.engine.collect()
+        for part in parts:
+            if isinstance(part, StepColumns):
+                assert type(part.rids) is Rids and type(part.token_ids) is list
+                assert len(part.token_ids) == len(part.rids) == len(set(part.rids)) > 0
+                assert part.rids is self._rids or part.rids != self._rids, "the same column anew"
+                self._rids = part.rids
+            elif part.finish_reason is not None:  # its rid may come again
+                self._rids = Rids()
+        return parts
 
     def finish(self, count: int) -> list[StepRow]:
         """Rows until ``count`` outputs have ended."""
@@ -192,7 +216,7 @@ class EngineContract:
         (row,) = driver.run(self.PROMPT, history=whole, **sampling)
         assert (list(row.token_ids), row.finish_reason, row.stop_token, row.message) == ([], "length", False, "")
         assert row.logprobs == (None if top is None else [])
-        assert driver.engine.collect() == []
+        assert driver.collect() == []
         driver.engine.add(1, 0, self.PROMPT, SamplingParams(**sampling), whole)
         driver.engine.cancel(1, 0)
         assert {row.rid for row in driver.run(self.PROMPT, rid=2, **sampling)} == {2}
@@ -231,7 +255,7 @@ class EngineContract:
         driver.engine.cancel(1, 0)
         rows = driver.finish(1)
         assert {row.rid for row in rows} == {2}
-        assert driver.engine.collect() == []
+        assert driver.collect() == []
 
     def test_cancelled_before_its_first_step(self, driver: Driver) -> None:
         driver.engine.add(1, 0, self.PROMPT, SamplingParams(**self.SAMPLING))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from executor.engines.base import EngineDeadError, StepRow, TokenLogprob, UnsupportedError
+from executor.engines.base import EngineDeadError, StepRow, TokenLogprob, UnsupportedError, expand
 from executor.engines.replay_engine import MAX_CATCH_UP, ReplayEngine
 from executor.request import SamplingParams
 from tests.executor.engines.contract import Driver, EngineContract, by_output, ids
@@ -209,7 +209,7 @@ def test_batch_size_bounds_a_step_and_the_first_come_first() -> None:
     for rid in range(4):
         driver.engine.add(rid, 0, [1], SamplingParams(max_tokens=2))
     assert driver.engine.stats() == {"running": 0, "waiting": 4, "steps": 0}
-    steps = [[row.rid for row in driver.engine.collect()] for _ in range(5)]
+    steps = [[row.rid for row in expand(driver.collect())] for _ in range(5)]
     assert steps == [[0, 1], [0, 1], [2, 3], [2, 3], []]
 
 
@@ -217,11 +217,11 @@ def test_a_cancelled_output_makes_room() -> None:
     driver = drive(batch_size=1)
     for rid in range(4):
         driver.engine.add(rid, 0, [1], SamplingParams(max_tokens=3))
-    assert [row.rid for row in driver.engine.collect()] == [0]
+    assert [row.rid for row in expand(driver.collect())] == [0]
     driver.engine.cancel(0, 0)
     driver.engine.cancel(1, 0)
-    assert driver.engine.collect() == []
-    assert [row.rid for row in driver.engine.collect()] == [2]
+    assert driver.collect() == []
+    assert [row.rid for row in expand(driver.collect())] == [2]
 
 
 def test_pace() -> None:
@@ -250,8 +250,8 @@ def test_without_an_interval_every_collect_is_a_step() -> None:
     assert driver.engine.poll_timeout() is None
     driver.engine.add(1, 0, [1], SamplingParams(max_tokens=2))
     assert driver.engine.poll_timeout() == 0.0
-    assert len(driver.engine.collect()) == len(driver.engine.collect()) == 1
-    assert driver.engine.poll_timeout() is None and driver.engine.collect() == []
+    assert len(driver.collect()) == len(driver.collect()) == 1
+    assert driver.engine.poll_timeout() is None and driver.collect() == []
 
 
 @pytest.mark.parametrize("interval", [0.0, 0.5])
@@ -263,7 +263,7 @@ def test_it_fails_after_so_many_steps(interval: float) -> None:
     rows = []
     for _ in range(2 if interval else 5):
         clock.now += interval * 3
-        rows += engine.collect()
+        rows += expand(engine.collect())
     assert len(rows) == 5, "missed steps too, up to the last"
     assert engine.poll_timeout() == 0.0
     for _ in range(2):
@@ -277,7 +277,7 @@ def test_close_forgets() -> None:
     driver.engine.add(1, 0, [1], SamplingParams())
     driver.engine.close()
     driver.engine.close()
-    assert driver.engine.collect() == [] and driver.engine.poll_timeout() is None
+    assert driver.collect() == [] and driver.engine.poll_timeout() is None
 
 
 @pytest.mark.parametrize(
