@@ -40,14 +40,13 @@ from executor.engines.base import (
     EngineDeadError,
     EngineInfo,
     Part,
-    Rids,
-    StepColumns,
     StepRow,
     check_history,
     check_ids,
     check_request,
     ending_ids,
 )
+from executor.engines.gathering import Gathering
 from executor.engines.loading import (
     Limits,
     batching_config,
@@ -110,42 +109,6 @@ class _Router:
         self.deliver(state.to_generation_output())
 
 
-class _Gathering:
-    """Makes parts of an engine's rows: columns of the usual ones. Where an output comes twice, those before it are a
-    step: what follows is another one. The column of rids is the last one's where they are equal."""
-
-    def __init__(self) -> None:
-        self.parts: list[Part] = []
-        self._token_ids: dict[int, int] = {}
-        self._rids = Rids()
-
-    def usual(self, rid: int, token: int) -> None:
-        """One id of output 0."""
-        if rid in self._token_ids:
-            self._flush()
-        self._token_ids[rid] = token
-
-    def odd(self, row: StepRow) -> None:
-        """Any other row."""
-        if row.rid in self._token_ids:
-            self._flush()
-        self.parts.append(row)
-
-    def take(self) -> list[Part]:
-        """All that was gathered."""
-        self._flush()
-        parts, self.parts = self.parts, []
-        return parts
-
-    def _flush(self) -> None:
-        if self._token_ids:
-            rids = Rids(self._token_ids)
-            if rids != self._rids:
-                self._rids = rids
-            self.parts.append(StepColumns(self._rids, list(self._token_ids.values())))
-            self._token_ids = {}
-
-
 class TransformersEngine:
     """An ``Engine`` on a local directory in Hugging Face layout.
 
@@ -180,7 +143,7 @@ class TransformersEngine:
         self._eos: tuple[int, ...] = ()
         self._vocab_size = self._max_model_len = 0
         self._closed = False
-        self._gathering = _Gathering()
+        self._gathering = Gathering()
         self._serial = count()
         #: library id -> stream, and (rid, index) -> stream: the outputs not finished and not cancelled
         self._streams: dict[str, _Stream] = {}

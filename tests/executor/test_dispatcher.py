@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from executor.dispatcher import MAX_FRUITLESS, Dispatcher
-from executor.engines.base import StepRow, TokenLogprob
+from executor.engines.base import Rids, StepColumns, StepRow, TokenLogprob
 from executor.messages import MAX_COUNT, Open, StepRecords, WorkerLost
 from executor.request import GenerationRequest, SamplingParams
+from tests.helpers import Columns
 
 
 def request(rid: int, outputs: int = 1, frontend: int = 0) -> GenerationRequest:
@@ -76,10 +77,17 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.late = 0
         self.next_rid = self.next_worker = self.next_token = 0
         self.delivered: dict[int, list[tuple[int, bool]]] = {}
+        #: requests without log-probabilities, open or not; and those that a step of the engine has rows of
+        self.plain: set[int] = set()
+        self.batch: list[int] = []
+        self.columns = Columns()
 
-    @rule(target=rids, outputs=st.integers(1, 3))
-    def submit(self, outputs: int) -> int:
+    @rule(target=rids, outputs=st.integers(1, 3), plain=st.booleans())
+    def submit(self, outputs: int, plain: bool) -> int:
         self.next_rid += 1
+        if plain:
+            self.plain.add(self.next_rid)
+            self.batch.append(self.next_rid)
         self.dispatcher.submit(request(self.next_rid, outputs, frontend_of(self.next_rid)))
         self.requests[self.next_rid] = [Output() for _ in range(outputs)]
         return self.next_rid
@@ -97,17 +105,41 @@ class DispatcherMachine(RuleBasedStateMachine):
         reason=st.none() | st.sampled_from(("stop", "length", "error")),
     )
     def record(self, rid: int, index: int, count: int, reason: str | None) -> None:
-        outputs = self.requests.get(rid)
-        index = 0 if outputs is None else index % len(outputs)
+        index = index % len(self.requests.get(rid, "?"))
+        assert self.dispatcher.record([self.row(rid, index, count, reason)]) == count
+
+    def row(self, rid: int, index: int, count: int = 1, reason: str | None = None) -> StepRow:
+        """What the engine makes next of an output."""
         ids = list(range(self.next_token, self.next_token + count))
         self.next_token += count
-        self.dispatcher.record([StepRow(rid, index, ids, reason, logprobs=[TokenLogprob(-float(i)) for i in ids])])
+        outputs = self.requests.get(rid)
         if outputs is None or outputs[index].end:
             self.late += 1
-            return
-        outputs[index].tokens += ids
-        if reason is not None:
-            outputs[index].end, outputs[index].reason = "engine", reason
+        else:
+            outputs[index].tokens += ids
+            if reason is not None:
+                outputs[index].end, outputs[index].reason = "engine", reason
+        logprobs = None if rid in self.plain else [TokenLogprob(-float(i)) for i in ids]
+        return StepRow(rid, index, ids, reason, logprobs=logprobs)
+
+    @rule(data=st.data())
+    def others_step(self, data: st.DataObject) -> None:
+        """The engine has another batch now; perhaps of some that are over."""
+        if self.plain:
+            self.batch = data.draw(st.lists(st.sampled_from(sorted(self.plain)), unique=True))
+
+    @rule(steps=st.integers(1, 3), columns=st.sampled_from((True, True, False)))
+    def step(self, steps: int, columns: bool) -> None:
+        """The engine gives usual rows of its batch, as it likes to."""
+        rows = [self.row(rid, 0) for _ in range(steps) for rid in self.batch]
+        assert self.dispatcher.record(self.columns.of(rows) if columns else rows) == len(rows)
+
+    @rule(ending=st.integers(0, 5))
+    def step_with_an_end(self, ending: int) -> None:
+        """One of the batch ends, and is in no further step."""
+        rows = [self.row(rid, 0, reason="length" if at == ending else None) for at, rid in enumerate(self.batch)]
+        self.dispatcher.record(self.columns.of(rows))
+        del self.batch[ending : ending + 1]
 
     @rule(rid=rids, reason=st.sampled_from(("abort", "error")))
     def end(self, rid: int, reason: str) -> None:
@@ -216,7 +248,8 @@ class DispatcherMachine(RuleBasedStateMachine):
         for index, output in enumerate(outputs):
             key = rid, index
             assert worker.tokens.get(key, []) == output.tokens
-            assert [-entry.logprob for entry in worker.logprobs.get(key, [])] == output.tokens
+            entries = [-entry.logprob for entry in worker.logprobs.get(key, [])]
+            assert entries == ([] if rid in self.plain else output.tokens)
             if output.end == "engine":
                 assert worker.finishes[key] == output.reason
 
@@ -315,6 +348,23 @@ def test_a_busy_worker_gets_fewer_larger_messages() -> None:
     steps = taken(dispatcher)[0]
     assert len(steps.opens) == 1 and [list(row[2]) for row in steps.rows()] == [[i] for i in range(5)]
     assert taken(dispatcher) == {}
+
+
+def test_a_batch_that_stays_is_handed_on_as_it_is() -> None:
+    dispatcher, rids, column = Dispatcher(), Rids((1, 2, 3)), [7, 8, 9]
+    dispatcher.worker_joined(0)
+    for rid in rids:
+        dispatcher.submit(request(rid))
+    for _ in range(3):
+        assert dispatcher.record([StepColumns(rids, column)]) == 3
+        steps = taken(dispatcher)[0]
+        assert steps.rids is rids and steps.tokens is column
+    dispatcher.record([StepColumns(rids, column), StepRow(2, 0, [5], "length"), StepColumns(Rids((1, 3)), [6, 6])])
+    dispatcher.record([StepColumns(rids, column)])  # the engine is late to hear of that end
+    rows = [(rid, list(ids)) for rid, _, ids, _, _ in taken(dispatcher)[0].rows()]
+    assert rows == [(1, [7]), (2, [8]), (3, [9]), (2, [5]), (1, [6]), (3, [6]), (1, [7]), (3, [9])]
+    assert dispatcher.late_rows == 1
+    assert [list(ids) for _, ids in dispatcher.remaining(1)] == [[7, 7, 7, 7, 6, 7]]
 
 
 def test_requests_wait_for_the_first_worker() -> None:

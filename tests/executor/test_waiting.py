@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from executor.core import ExecutorCore
-from executor.engines.base import StepRow
+from executor.engines.base import Rids, StepRow
 from executor.messages import Abort, Rejected, Release, WorkerJoined
 from executor.request import GenerationRequest, SamplingParams
 from executor.waiting import WaitingRequests
@@ -41,6 +41,17 @@ def test_who_waits_too_long_leaves() -> None:
     assert waiting.expired(2 * SECOND - 1) == []
     assert waiting.expired(3 * SECOND) == [0, 1]
     assert (len(waiting), waiting.tokens, waiting.refused["timeout"]) == (1, 5, 2)
+
+
+def test_a_column_leaves_once() -> None:
+    waiting, rids = WaitingRequests(), Rids((1, 3))
+    for rid in (1, 2, 3):
+        waiting.admit(request(rid, 5), 0)
+    waiting.leave_all(rids)
+    assert (len(waiting), waiting.tokens) == (1, 5)
+    waiting.leave_all(rids)
+    waiting.leave_all(Rids((1, 2, 3)))
+    assert (len(waiting), waiting.tokens) == (0, 0)
 
 
 def test_without_a_timeout_nobody_leaves() -> None:
