@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from executor.engines.base import Rids, StepRow, TokenLogprob
+from executor.engines.base import StepRow, TokenLogprob
 from executor.messages import Finish, Open, StepRecords
+from executor.rids import Rids
 from executor.same import same
 
 #: Tokens of history in one message. With 20 alternatives each they are 130 MB, and a frame of 256 MB is refused.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from executor.batch import Batch
-from executor.engines.base import Rids
 from executor.ledger import Ledger
+from executor.rids import Rids
 
 Lane = tuple[Batch, "array[int]"]
 """Where the usual rows of a request go: its worker's batch, and the history of output 0 (``OutputHistory.settled``)."""

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 
 from executor.batch import Batch
 from executor.cohort import Cohort, Lane
-from executor.engines.base import Part, Rids, StepColumns, StepRow
+from executor.engines.base import Part, StepColumns, StepRow
 from executor.history import OutputHistory
 from executor.ledger import Ledger
 from executor.messages import MAX_EPOCH, Delivered, Open, Resubmit, StepRecords, WorkerLost
 from executor.request import GenerationRequest
+from executor.rids import Rids
 
 logger = logging.getLogger("tailrace.executor")
 
@@ -165,7 +166,8 @@ class Dispatcher:
 
     def _record_columns(self, columns: StepColumns) -> None:
         """The rows of a batch barely change from step to step: what there is to know of them is known already, and no
-        row is looked at. Measured, 256 rows: 0.01 µs a row, 0.2 where a request has come or gone; row by row 0.6."""
+        row is looked at. Measured, 256 rows of one worker: 0.03 µs a row, 0.2 where a request has come or gone; as rows
+        1.2."""
         cohort = self._cohort
         if cohort.rids is not columns.rids:
             cohort = self._cohort = Cohort(columns.rids, self._usual, cohort)

@@ -7,8 +7,8 @@ much, and to what has waited too long. No byte of such a request has been sent: 
 
 from __future__ import annotations
 
-from executor.engines.base import Rids
 from executor.request import GenerationRequest
+from executor.rids import Rids
 
 
 class WaitingRequests:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from executor.request import SamplingParams
+from executor.rids import Rids
 
 
 class UnsupportedError(ValueError):
@@ -51,14 +52,6 @@ class TokenLogprob(NamedTuple):
 
     logprob: float
     top: Sequence[tuple[int, float]] = ()
-
-
-class Rids(tuple[int, ...]):
-    """A column of rids, kept: as long as the same rows come step after step, it is the same object, so whoever has
-    looked it over once knows it again by identity. packed: how it is written on the wire, once somebody has.
-    """
-
-    packed: bytes | None = None
 
 
 class StepRow(NamedTuple):

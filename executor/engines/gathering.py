@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from executor.engines.base import Part, Rids, StepColumns, StepRow
+from executor.engines.base import Part, StepColumns, StepRow
+from executor.rids import Rids
 
 
 class Gathering:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from executor.batch import Batch
 from executor.cohort import Cohort, Lane
-from executor.engines.base import Rids
 from executor.ledger import Ledger
+from executor.rids import Rids
 
 
 def lanes_of(workers: Mapping[int, int], batches: Sequence[Batch]) -> dict[int, Lane]:

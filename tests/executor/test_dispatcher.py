@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from executor.dispatcher import MAX_FRUITLESS, Dispatcher
-from executor.engines.base import Rids, StepColumns, StepRow, TokenLogprob
+from executor.engines.base import StepColumns, StepRow, TokenLogprob
 from executor.messages import MAX_COUNT, Open, StepRecords, WorkerLost
 from executor.request import GenerationRequest, SamplingParams
+from executor.rids import Rids
 from tests.helpers import Columns
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from executor.core import ExecutorCore
-from executor.engines.base import Rids, StepRow
+from executor.engines.base import StepRow
 from executor.messages import Abort, Rejected, Release, WorkerJoined
 from executor.request import GenerationRequest, SamplingParams
+from executor.rids import Rids
 from executor.waiting import WaitingRequests
 from tests.helpers import CHAT, ScriptedEngine, System, request_of, spec_of
 

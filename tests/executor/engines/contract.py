@@ -14,7 +14,6 @@ from executor.engines.base import (
     Engine,
     EngineInfo,
     Part,
-    Rids,
     StepColumns,
     StepRow,
     TokenLogprob,
@@ -22,6 +21,7 @@ from executor.engines.base import (
     expand,
 )
 from executor.request import SamplingParams
+from executor.rids import Rids
 
 DEADLINE = 60.0
 
