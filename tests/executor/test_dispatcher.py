@@ -368,6 +368,32 @@ def test_a_batch_that_stays_is_handed_on_as_it_is() -> None:
     assert [list(ids) for _, ids in dispatcher.remaining(1)] == [[7, 7, 7, 7, 6, 7]]
 
 
+def test_a_batch_that_stays_while_its_requests_change() -> None:
+    """Nothing is remembered of a column that is not true any more, though it is the same object."""
+    dispatcher, rids = Dispatcher(), Rids((1, 2, 3))
+    steps = (StepColumns(rids, [10 * n + 1, 10 * n + 2, 10 * n + 3]) for n in range(9))
+
+    def step() -> list[tuple[int, list[int]]]:
+        dispatcher.record([next(steps)])
+        return [(rid, list(ids)) for each in taken(dispatcher).values() for rid, _, ids, _, _ in each.rows()]
+
+    for rid in rids:
+        dispatcher.submit(request(rid, outputs=rid))
+    assert step() == []
+    dispatcher.worker_joined(0)
+    assert step() == [(1, [1]), (2, [2]), (3, [3]), (1, [11]), (2, [12]), (3, [13])]
+    assert dispatcher.cancel(2, 1) == [1]
+    assert step() == [(1, [21]), (2, [22]), (3, [23])]
+    assert dispatcher.cancel(2, 0) == [0]
+    assert step() == [(1, [31]), (3, [33])] and dispatcher.late_rows == 1
+    dispatcher.worker_joined(1)
+    dispatcher.worker_lost(WorkerLost(0, {}))
+    resent = [(1, [1, 11, 21, 31]), (1, [41]), (2, []), (2, [2, 12, 22]), (3, [3, 13, 23, 33]), (3, [43])]
+    assert sorted(step()) == resent
+    dispatcher.release(1)
+    assert step() == [(1, []), (3, [53])] and dispatcher.late_rows == 4
+
+
 def test_requests_wait_for_the_first_worker() -> None:
     dispatcher = Dispatcher()
     dispatcher.submit(request(1))
