@@ -58,6 +58,7 @@ class ExecutorProcess:
             child.beat()
             events = dict(poller.poll(child.poll_ms(self._timeout_ms())))
             child.notice(events)
+            self._core.tick(time.monotonic_ns())
             for frame in drain(self._inbound):
                 self._receive(frame)
             self._notice_ends(events)

@@ -42,9 +42,9 @@ def _to_stderr(text: str) -> None:
 
 
 class LocalExecutor:
-    """config: a server's; what it says of HTTP, recordings and formats has no effect, nor has ``queue_timeout``: a
-    thousand generations on a slow machine wait for their turn as long as it takes. progress: told, in words for a user,
-    what takes time.
+    """config: a server's; what it says of HTTP, recordings and formats has no effect. Nor has ``queue_timeout``: it is
+    there for clients who would rather be refused than wait, and a script that starts a thousand generations at once
+    wants them all, however long the last one waits for its turn. progress: told, in words for a user, what takes time.
 
     executor, prompts, facts: ready within the block. failure: why there is no executor or worker any more; every open
     generation has failed with it. Entering raises ModelError, TokenizerError, ChildError, ValueError or OSError for
