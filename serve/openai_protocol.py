@@ -301,8 +301,7 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), FailFast()]
 
 
 class Scaffolding(Body):
-    """One answer that is chosen from n generations; ``serve/scaffolded_chat.py``. extract: the answer in a text that is
-    voted on, by default all of it."""
+    """One answer that is chosen from n generations. extract: what of a text is its vote, by default all of it."""
 
     method: Literal["majority_vote", "best_of_n"]
     n: Annotated[int, Field(ge=2, le=MAX_COUNT)]
