@@ -37,7 +37,7 @@ class ExecutorCore:
     the messages that have come together ``tick`` says when that is.
 
     incarnation: how many executors this server has had before. frontends: how many front ends will say what they have.
-    clock: seconds; what the engine takes of them is counted (``engine_seconds``).
+    clock: seconds of CPU; what the engine takes of them is counted (``engine_seconds``). wall: seconds by the wall.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class ExecutorCore:
         incarnation: int = 0,
         frontends: int = 0,
         clock: Callable[[], float] = lambda: 0.0,
+        wall: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.dispatcher = Dispatcher(incarnation=incarnation)
         self.waiting = waiting if waiting is not None else WaitingRequests()
@@ -58,8 +59,10 @@ class ExecutorCore:
         #: (front end, answer), until somebody sends them
         self.answers: list[tuple[int, Rejected]] = []
         self.engine_seconds = 0.0
+        #: seconds by the wall that the engine took in the last ``step``; None if it had made nothing
+        self.collecting: float | None = None
         self._engine = engine
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._recovery = Recovery(frontends)
         #: front ends that have spoken and are not known to be gone; and those whose predecessor's end is yet to be told
         self._present: set[int] = set()
@@ -108,8 +111,9 @@ class ExecutorCore:
         """Collect what the engine made and return what goes to each worker that is not busy. stamp: the time,
         nanoseconds."""
         self.tick(stamp)
-        begin = self._clock()
+        begin, since = self._clock(), self._wall()
         rows = self._engine.collect()
+        self.collecting = self._wall() - since if rows else None
         self.engine_seconds += self._clock() - begin
         if rows:
             self.steps += 1

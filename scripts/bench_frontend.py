@@ -10,147 +10,173 @@ The floor is one process that writes events of the same size to as many connecti
 transports, at the same pace, one at a time and eight at once (``scripts/bench/floor.py``). It is timed before and
 after; machines drift, so compare ratios and not microseconds of different runs.
 
-    scripts/bench_frontend.py [--concurrency 256 | --sweep] [--workers N] [--seconds S] [--interval S] [--json]
-                              [--plot out.png]
+``--concurrency``, ``--workers``, ``--num_serve_frontends`` and ``--stream_interval`` take lists; every combination is
+measured. Costs are told by kind of process and by stage, which is as far as the kernel tells threads apart: main
+(Python: its event loop), zeromq (its I/O threads), other. ``scripts/capacity.py`` turns the JSON into cores.
+
+``--step_lag`` measures something else: what the executor's loop adds to an engine step (``scripts/bench/step_lag.py``).
+
+    scripts/bench_frontend.py [--concurrency 64,256 | --sweep] [--workers 1,2] [--num_serve_frontends 1,2]
+                              [--stream_interval 1,8] [--modes paced,saturated] [--seconds S] [--interval S]
+                              [--no_floor] [--json] [--plot out.png]
+    scripts/bench_frontend.py --step_lag [--concurrency 256] [--interval 0.01] [--seconds S] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import subprocess
+import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scripts.bench import costs, step_lag
+from scripts.bench.costs import MODES, Cost, Setting
 from scripts.bench.stack import Stack
 from scripts.bench.takers import Takers, http_request
 
-ROOT = Path(__file__).resolve().parent.parent
 SWEEP = (1, 16, 64, 256, 1024, 4096)
-#: Events in one write of the coalesced floor.
-COALESCED = 8
+REQUEST: dict[str, object] = {
+    "messages": [{"role": "user", "content": "Go on."}], "stream": True, "max_tokens": 900_000, "ignore_eos": True,
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Cost:
-    """One measurement. Times are CPU µs per token; tokens_per_event tells how much was coalesced."""
-
-    concurrency: int
-    mode: str
-    tokens_per_second: float
-    tokens_per_event: float
-    bytes_per_event: float
-    front_end: float
-    worker: float
-    shipping: float
-    engine: float
-    kib_per_stream: float
-
-    @property
-    def total(self) -> float:
-        """All processes outside the engine."""
-        return self.front_end + self.worker + self.shipping
-
-
-def measure(options: argparse.Namespace, concurrency: int, mode: str) -> Cost:
+def measure(options: argparse.Namespace, setting: Setting) -> Cost:
     """Streams to so many clients, in the middle of their lives."""
-    engine = {"step_interval": options.interval if mode == "paced" else 0.0, "batch_size": max(concurrency, 256)}
-    body: dict[str, object] = {
-        "messages": [{"role": "user", "content": "Go on."}], "stream": True, "max_tokens": 900_000, "ignore_eos": True,
-    }  # fmt: skip
-    with Stack(options.tokenizer, engine, "--num_postprocess_workers", str(options.workers)) as stack:
+    paced, streams = setting.mode == "paced", setting.concurrency
+    engine = {"step_interval": options.interval if paced else 0.0, "batch_size": max(streams, 256)}
+    with Stack.replay(options.tokenizer, engine, *setting.flags()) as stack:
         idle = stack.memory()
-        with Takers("127.0.0.1", stack.port, concurrency, http_request("/v1/chat/completions", body)) as takers:
+        request = http_request("/v1/chat/completions", REQUEST)
+        with Takers("127.0.0.1", stack.port, streams, request) as takers:
             takers.ready()
-            before, cpu, taken, begin = stack.fresh_metrics(), stack.cpu(), takers.taken(), time.monotonic()
+            before = costs.Sample.of(stack, takers)
             time.sleep(options.seconds)
-            after, cpu_after, taken_after = stack.fresh_metrics(), stack.cpu(), takers.taken()
-            elapsed = time.monotonic() - begin
+            after = costs.Sample.of(stack, takers)
             memory = stack.memory() - idle
-    grown = {name: after[name] - before.get(name, 0.0) for name in after}
-    tokens = grown["tailrace_executor_tokens_total"]
-    per_token = {kind: 1e6 * (cpu_after[kind] - cpu[kind]) / tokens for kind in cpu}
-    shipping = 1e6 * grown["tailrace_executor_shipping_seconds_total"] / tokens
-    events = max(1, taken_after[1] - taken[1])
-    return Cost(
-        concurrency, mode, tokens / elapsed, tokens / events, (taken_after[0] - taken[0]) / events,
-        per_token["front end"], per_token["worker"], shipping, per_token["executor"] - shipping,
-        memory / concurrency / 1024,
-    )  # fmt: skip
+    return costs.cost(setting, before, after, idle, memory)
 
 
-def floor(options: argparse.Namespace, concurrency: int, size: int, per_write: int) -> float:
-    """CPU µs per event of the ticker. Both floors tick at the same pace: without a pause its writes would be joined to
-    far larger ones."""
-    arguments = map(str, (concurrency, size, per_write, options.interval, min(options.seconds, 5.0)))
-    script = ROOT / "scripts" / "bench" / "floor.py"
-    with subprocess.Popen([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        port = int(child.stdout.readline())
-        with Takers("127.0.0.1", port, concurrency, b"GET / HTTP/1.1\r\n\r\n"):
-            said = json.loads(child.stdout.readline())
-    return float(said["us_per_event"])
-
-
-def compare(options: argparse.Namespace, concurrency: int) -> dict[str, Any]:
-    """Both paces and both floors; the floors before and after."""
-    size = options.event_bytes
-    floors = [[floor(options, concurrency, size, per_write) for per_write in (1, COALESCED)]]
-    costs = [measure(options, concurrency, mode) for mode in ("paced", "saturated")]
-    floors.append([floor(options, concurrency, size, per_write) for per_write in (1, COALESCED)])
+def compare(options: argparse.Namespace, setting: Setting) -> list[dict[str, Any]]:
+    """The chosen paces of one server, and their floors before and after."""
+    floors = [_floors(options, setting.concurrency)]
+    made = [measure(options, replace(setting, mode=mode)) for mode in options.modes]
+    floors.append(_floors(options, setting.concurrency))
     lines = []
-    for number, cost in enumerate(costs):
-        least = sum(pair[number] for pair in floors) / 2
-        lines.append(
-            asdict(cost) | {"total": cost.total, "floor": least, "floors": [pair[number] for pair in floors],
-                            "ratio": cost.total / least}
-        )  # fmt: skip
-    return {"concurrency": concurrency, "event_bytes": size, "costs": lines}
+    for cost in made:
+        pair = [found[cost.setting.mode] for found in floors if found]
+        line = cost.line()
+        if pair:
+            least = sum(pair) / len(pair)
+            line |= {"floor": least, "floors": pair, "ratio": cost.total / least, "event_bytes": options.event_bytes}
+        lines.append(line)
+    return lines
 
 
-def text(result: dict[str, Any]) -> str:
-    """A table."""
-    rows = [f"{result['concurrency']} streams; CPU µs per token"]
-    rows.append("mode        front end  worker  shipping  total   floor  ratio   tokens/s  tokens/event  KiB/stream")
-    for line in result["costs"]:
-        rows.append(
-            f"{line['mode']:10} {line['front_end']:10.2f} {line['worker']:7.2f} {line['shipping']:9.2f} "
-            f"{line['total']:6.2f} {line['floor']:7.2f} {line['ratio']:6.2f} {line['tokens_per_second']:10.0f} "
-            f"{line['tokens_per_event']:13.2f} {line['kib_per_stream']:11.1f}"
-        )
-    return "\n".join(rows)
+def _floors(options: argparse.Namespace, concurrency: int) -> dict[str, float]:
+    if options.no_floor:
+        return {}
+    seconds = min(options.seconds, 5.0)
+    return {
+        mode: costs.floor(concurrency, options.event_bytes, costs.PER_WRITE[mode], options.interval, seconds)
+        for mode in options.modes
+    }
 
 
-def main() -> int:
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add = parser.add_argument
-    add("--concurrency", type=int, default=256, help="streams at once (%(default)s)")
-    add("--sweep", action="store_true", help=f"all of {', '.join(map(str, SWEEP))}")
-    add("--workers", type=int, default=1, help="post-processing workers (%(default)s)")
-    add("--seconds", type=float, default=8.0, help="of each measurement (%(default)s)")
-    add("--interval", type=float, default=0.02, help="seconds between two steps when paced (%(default)s)")
-    add("--event_bytes", type=int, default=240, help="of the floor's events (%(default)s)")
-    add("--tokenizer", type=Path, help="a tokenizer's directory or file (the embedded model's)")
-    add("--json", action="store_true", help="one JSON object")
-    add("--plot", type=Path, help="draw cost against concurrency (needs matplotlib)")
-    options = parser.parse_args()
+    options = parse(argv)
     options.tokenizer = options.tokenizer or embedded_tokenizer()
-    results = []
-    for concurrency in SWEEP if options.sweep else (options.concurrency,):
-        results.append(compare(options, concurrency))
+    if options.step_lag:
+        return lag(options)
+    lines: list[dict[str, Any]] = []
+    for setting in settings(options):
+        made = compare(options, setting)
+        lines += made
         if not options.json:
-            print(text(results[-1]), flush=True)
+            print(costs.text(made), flush=True)
     if options.json:
-        print(json.dumps(results if options.sweep else results[0]))
+        print(json.dumps({"cores": os.cpu_count(), "interval": options.interval, "costs": lines}))
     if options.plot:
-        plot(results, options.plot)
+        plot(lines, options.plot)
     return 0
+
+
+def settings(options: argparse.Namespace) -> list[Setting]:
+    """Every combination; the streams vary first, so that a curve's points are measured one after the other."""
+    servers = itertools.product(options.workers, options.num_serve_frontends, options.stream_interval)
+    return [Setting(streams, *server) for server in servers for streams in options.concurrency]
+
+
+def lag(options: argparse.Namespace) -> int:
+    """``--step_lag``: a server for each combination."""
+    request, results = http_request("/v1/chat/completions", REQUEST), []
+    for setting in settings(options):
+        streams = setting.concurrency
+        engine = {"step_interval": options.interval, "batch_size": max(streams, 256)}
+        with Stack.replay(options.tokenizer, engine, *setting.flags()) as stack:
+            results.append(step_lag.measure(stack, streams, request, options.interval, options.seconds))
+        if not options.json:
+            print(step_lag.text(results[-1]), flush=True)
+    if options.json:
+        print(json.dumps(results))
+    return 0
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Checked options. SystemExit with code 2, and a message that names the flag, when they make no sense."""
+    parser = argparse.ArgumentParser(prog="bench_frontend.py", description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--concurrency", type=_numbers(1), help="streams at once (256)")
+    add("--sweep", action="store_true", help=f"--concurrency {','.join(map(str, SWEEP))}")
+    add("--workers", type=_numbers(0), default=(1,), help="post-processing workers (1)")
+    add("--num_serve_frontends", type=_numbers(1), default=(1,), help="front end processes (1)")
+    add("--stream_interval", type=_numbers(1), default=(1,), help="tokens per event (1)")
+    add("--modes", type=_modes, default=MODES, help=f"of {','.join(MODES)} (all)")
+    add("--seconds", type=float, default=8.0, help="of each measurement (%(default)s)")
+    add("--interval", type=float, help="seconds between two steps when paced (0.02; with --step_lag 0.01)")
+    add("--event_bytes", type=int, default=240, help="of the floor's events (%(default)s)")
+    add("--no_floor", action="store_true", help="do not measure the floors")
+    add("--tokenizer", type=Path, help="a tokenizer's directory or file (the embedded model's)")
+    add("--step_lag", action="store_true", help="what the executor adds to an engine step, instead")
+    add("--json", action="store_true", help="one JSON value")
+    add("--plot", type=Path, help="draw cost against concurrency (needs matplotlib)")
+    options = parser.parse_args(argv)
+    if options.sweep and options.concurrency:
+        parser.error("argument --sweep: not with --concurrency")
+    if options.step_lag and options.plot:
+        parser.error("argument --plot: not with --step_lag")
+    options.concurrency = SWEEP if options.sweep else options.concurrency or (256,)
+    options.interval = options.interval or (0.01 if options.step_lag else 0.02)
+    return options
+
+
+def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
+    def parsed(text: str) -> tuple[int, ...]:
+        values = tuple(int(word) for word in text.split(","))
+        if min(values) < least:
+            raise argparse.ArgumentTypeError(f"{min(values)} is not at least {least}")
+        return values
+
+    parsed.__name__ = "list of numbers"  # what argparse calls a value that is none
+    return parsed
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := {*names} - {*MODES}:
+        raise argparse.ArgumentTypeError(f"no such mode: {', '.join(sorted(unknown))}")
+    return names
 
 
 def embedded_tokenizer() -> Path:
@@ -160,17 +186,17 @@ def embedded_tokenizer() -> Path:
     return resolve_model(None, progress=lambda text: print(text, file=sys.stderr)).directory
 
 
-def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Cost and floor against concurrency, both paces."""
+def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Cost and floor against concurrency, a curve for every combination of the rest."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots()
-    for number, mode in enumerate(("paced", "saturated")):
-        lines = [result["costs"][number] for result in results]
-        streams = [line["concurrency"] for line in lines]
-        (drawn,) = axes.plot(streams, [line["total"] for line in lines], marker="o", label=mode)
-        axes.plot(streams, [line["floor"] for line in lines], "--", color=drawn.get_color(), label=f"{mode}: floor")
-    axes.set(xscale="log", xlabel="streams", ylabel="CPU µs per token", ylim=(0, None))
+    figure, axes = pyplot.subplots(figsize=(9, 6))
+    for name, points in costs.curves(lines).items():
+        streams = [line["concurrency"] for line in points]
+        (drawn,) = axes.plot(streams, [line["total"] for line in points], marker="o", label=name)
+        if all("floor" in line for line in points):
+            axes.plot(streams, [line["floor"] for line in points], "--", color=drawn.get_color(), alpha=0.6)
+    axes.set(xscale="log", xlabel="streams", ylabel="CPU µs per token (dashed: floor)", ylim=(0, None))
     axes.legend()
     figure.savefig(path)
 

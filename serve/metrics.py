@@ -13,7 +13,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from executor.histogram import BOUNDS
+from executor.histogram import BOUNDS, STEP_BOUNDS
 from executor.proxy import GenerationExecutor
 from serve.board import Board
 from serve.gateway import ServerState
@@ -184,6 +184,9 @@ class _Reports(Collector):
         for key, (name, text, counts) in _EXECUTOR.items():
             if key in proxy.status:
                 yield _family(f"tailrace_executor_{name}", text, counts, {(): proxy.status[key]}, ())
+        if (step_shipping := proxy.status.get("step_shipping")) is not None:
+            text = "What the executor's loop adds to an engine step, by the wall"
+            yield _histogram("tailrace_executor_step_shipping_seconds", text, {(): step_shipping}, (), STEP_BOUNDS)
         for key, (name, text, counts) in _WORKER.items():
             values: dict[tuple[str, ...], float] = {
                 (str(worker),): stats[key]
@@ -226,11 +229,15 @@ def _family(
 
 
 def _histogram(
-    name: str, text: str, reports: Mapping[tuple[str, ...], Sequence[float]], labels: tuple[str, ...]
+    name: str,
+    text: str,
+    reports: Mapping[tuple[str, ...], Sequence[float]],
+    labels: tuple[str, ...],
+    bounds: Sequence[float] = BOUNDS,
 ) -> Metric:
     """reports: as ``executor.histogram`` makes them, by the labels' values."""
     family = HistogramMetricFamily(name, text, labels=labels)
-    bounds = [*map(floatToGoString, BOUNDS), "+Inf"]
+    upper = [*map(floatToGoString, bounds), "+Inf"]
     for key, (total, *counts) in reports.items():
-        family.add_metric(key, list(zip(bounds, accumulate(counts))), total)
+        family.add_metric(key, list(zip(upper, accumulate(counts))), total)
     return family

@@ -35,6 +35,15 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread at one moment. name: as the kernel has it; a thread that took no name has its maker's."""
+
+    id: int
+    name: str
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """CPU seconds of a process in a span of time."""
 
@@ -81,6 +90,15 @@ class ProcessTable:
                 found[pid] = table[pid]
                 waiting += children.get(pid, [])
         return found
+
+    def threads(self, pid: int) -> dict[int, Thread]:
+        """A process's threads by id; the main thread's id is the process's. Empty of a process that is gone."""
+        try:
+            ids = [int(entry.name) for entry in os.scandir(self._root / str(pid) / "task")]
+        except OSError:
+            return {}
+        found = (self._thread(self._root / str(pid) / "task" / str(id), id) for id in ids)
+        return {thread.id: thread for thread in found if thread is not None}
 
     # -------------------------------------------------------------------------------- who listens
 
@@ -132,13 +150,32 @@ class ProcessTable:
     def _process(self, pid: int) -> Process | None:
         """None of one that is gone."""
         place = self._root / str(pid)
-        before, _, after = self._read(place / "stat").rpartition(")")
-        if not after:
+        title, fields = self._stat(place)
+        if not fields:
             return None
-        fields = after.split()
-        seconds = (int(fields[11]) + int(fields[12])) / self._ticks
-        name = program_name(self._read(place / "cmdline").split("\0")) or before.partition("(")[2]
-        return Process(pid, int(fields[1]), int(fields[2]), int(fields[19]), seconds, name)
+        name = program_name(self._read(place / "cmdline").split("\0")) or title
+        return Process(pid, int(fields[1]), int(fields[2]), int(fields[19]), self._seconds(fields), name)
+
+    def exact(self, process: Process) -> float:
+        """A process's CPU seconds, finer than in ticks where the kernel tells its threads' time in nanoseconds. Threads
+        that have ended are in the ticks alone."""
+        return max(process.cpu_seconds, sum(thread.cpu_seconds for thread in self.threads(process.pid).values()))
+
+    def _thread(self, place: Path, id: int) -> Thread | None:
+        """None of one that is gone."""
+        name, fields = self._stat(place)
+        if not fields:
+            return None
+        nanoseconds = self._read(place / "schedstat").split()[:1]
+        return Thread(id, name, int(nanoseconds[0]) / 1e9 if nanoseconds else self._seconds(fields))
+
+    def _stat(self, place: Path) -> tuple[str, list[str]]:
+        """(name, fields from the state on) of a process or thread; no fields if it is gone."""
+        before, _, after = self._read(place / "stat").rpartition(")")
+        return before.partition("(")[2], after.split()
+
+    def _seconds(self, fields: list[str]) -> float:
+        return (int(fields[11]) + int(fields[12])) / self._ticks
 
     @staticmethod
     def _read(file: Path) -> str:

@@ -56,6 +56,21 @@ def test_a_request_becomes_outputs_and_rows() -> None:
     assert core.stats()["tokens"] == 3 and core.stats()["steps"] == 1 and core.stats()["open"] == 1
 
 
+def test_what_the_engine_takes_by_the_wall() -> None:
+    """Told of a step that made something; a turn of the loop without rows is no step."""
+    times = iter((10.0, 10.25, 11.0, 12.0))
+    engine = ScriptedEngine()
+    core = ExecutorCore(engine, wall=lambda: next(times))
+    for message in (JOINED, request(7)):
+        core.receive(message)
+    assert core.collecting is None
+    engine.give(StepRow(7, 0, [5]))
+    rows(core)
+    assert core.collecting == 0.25
+    rows(core)
+    assert core.collecting is None
+
+
 def test_prompts_go_with_their_outputs() -> None:
     class Remembering(ScriptedEngine):
         prompts: list[tuple[int, list[int]]] = []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.histogram import BOUNDS, Histogram, is_report
+from executor.histogram import BOUNDS, STEP_BOUNDS, Histogram, is_report
 
 
 def test_the_bounds_go_up_from_a_tenth_of_a_millisecond_to_ten_seconds() -> None:
@@ -36,6 +36,15 @@ def test_every_observation_is_in_one_bucket(values: list[float]) -> None:
     assert sum(counts) == len(values)
 
 
-@pytest.mark.parametrize("value", [None, 1.0, (), {}, "x", [], [0.0], [0.0] * (len(BOUNDS) + 2)])
+def test_other_bounds() -> None:
+    histogram = Histogram((0.1, 0.2))
+    for seconds in (0.1, 0.15, 0.2, 0.3, 9.0):
+        histogram.observe(seconds)
+    assert histogram.report() == [9.75, 1, 2, 2]
+    assert is_report(Histogram(STEP_BOUNDS).report())
+    assert list(STEP_BOUNDS) == sorted(set(STEP_BOUNDS)) and 0.0002 in STEP_BOUNDS
+
+
+@pytest.mark.parametrize("value", [None, 1.0, (), {}, "x", [], [0.0], [0.0] * 18, [0.0, *[1] * 16]])
 def test_what_is_no_report(value: object) -> None:
     assert not is_report(value)

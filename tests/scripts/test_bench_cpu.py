@@ -3,48 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from scripts.bench.cpu import CpuError, Process, ProcessTable, is_loopback, program_name, usage
-
-TICKS = os.sysconf("SC_CLK_TCK")
-SERVER, SHELL, PYTHON = 7000001, 7000000, "/usr/bin/python3.11"
-
-
-class Proc:
-    """A /proc."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        (root / "net").mkdir()
-        self.listen()
-
-    def listen(self, *ports: tuple[int, str]) -> None:
-        """Sockets that listen: port, inode; and one that does not."""
-        rows = [f" 0: 0100007F:{port:04X} 00000000:0000 0A 0:0 0:0 0 1000 0 {inode} 1" for port, inode in ports]
-        rows.append(" 9: 0100007F:1F90 0100007F:9999 01 0:0 0:0 0 1000 0 666 1")
-        (self.root / "net" / "tcp").write_text("\n".join(["  sl  local_address ...", *rows, ""]))
-
-    def process(
-        self, pid: int, parent: int, command: str, *inodes: str, group: int = 7000001, exe: str = PYTHON, cpu: float = 0
-    ) -> None:
-        place = self.root / str(pid)
-        (place / "fd").mkdir(parents=True)
-        for number, inode in enumerate(inodes):
-            (place / "fd" / str(number)).symlink_to(f"socket:[{inode}]")
-        (place / "fd" / "90").symlink_to("/dev/null")
-        (place / "exe").symlink_to(exe)
-        (place / "cmdline").write_text("\0".join(command.split(" ")) + "\0")
-        zeros = " ".join("0" * 7)
-        ticks = int(cpu * TICKS)
-        stat = f"{pid} (a (b) c) S {parent} {group} 1 {zeros} {ticks} {ticks} 0 0 20 0 1 0 {pid + 5} 0 0"
-        (place / "stat").write_text(stat)
-
-    @property
-    def table(self) -> ProcessTable:
-        return ProcessTable(self.root)
+from tests.scripts.proc_tree import PYTHON, SERVER, SHELL, Proc
 
 
 @pytest.fixture
@@ -121,6 +87,56 @@ def test_time_used(proc: Proc) -> None:
     (process,) = proc.table.tree({SERVER + 50}).values()
     assert process.cpu_seconds == pytest.approx(2.5), "in user mode and in the kernel"
     assert process.started == SERVER + 55
+
+
+def test_threads_of_a_process(proc: Proc) -> None:
+    proc.thread(SERVER, SERVER, "python", 1.5)
+    proc.thread(SERVER, SERVER + 100, "ZMQbg/IO/0", 0.25, nanoseconds=256_000_001)
+    threads = proc.table.threads(SERVER)
+    assert {id: thread.name for id, thread in threads.items()} == {SERVER: "python", SERVER + 100: "ZMQbg/IO/0"}
+    assert threads[SERVER].cpu_seconds == 1.5
+    assert threads[SERVER + 100].cpu_seconds == 0.256000001
+    assert proc.table.threads(SERVER + 999) == {}
+
+
+def test_finer_than_ticks_unless_threads_have_ended(proc: Proc) -> None:
+    proc.process(SERVER + 60, SHELL, "/usr/bin/x", cpu=1.0)
+    (process,) = proc.table.tree({SERVER + 60}).values()
+    assert proc.table.exact(process) == 2.0
+    proc.thread(SERVER + 60, SERVER + 60, "x", 0, nanoseconds=1_999_000_000)
+    assert proc.table.exact(process) == 2.0
+    proc.thread(SERVER + 60, SERVER + 61, "y", 0, nanoseconds=5_000_000)
+    assert proc.table.exact(process) == pytest.approx(2.004)
+
+
+def test_threads_of_this_process() -> None:
+    """The real /proc: the main thread's id is the process's, and what another thread computes is not the main one's."""
+    spun = threading.Event()
+    begin = threading.Event()
+
+    def spin() -> None:
+        begin.wait(30)
+        least = time.thread_time() + 0.05
+        while time.thread_time() < least:
+            pass
+        spun.set()
+        stop.wait(30)
+
+    stop = threading.Event()
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        before = ProcessTable().threads(os.getpid())
+        begin.set()
+        assert spun.wait(30)
+        after = ProcessTable().threads(os.getpid())
+    finally:
+        begin.set()
+        stop.set()
+        thread.join()
+    assert thread.native_id is not None
+    assert os.getpid() in after
+    assert after[thread.native_id].cpu_seconds - before[thread.native_id].cpu_seconds > 0.03
 
 
 def at(pid: int, seconds: float, started: int = 1, name: str = "x") -> dict[int, Process]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from executor.histogram import STEP_BOUNDS, Histogram
 from executor.messages import Emissions, Status
 from executor.proxy import GenerationExecutor
 from postproc_workers.pool import WorkerPool
@@ -116,6 +117,18 @@ def test_the_executors_report() -> None:
     values = rendered(proxy)
     assert values["tailrace_executor_open_requests"] == 4 and values["tailrace_executor_running_outputs"] == 8
     assert values["tailrace_executor_tokens_total"] == 12 and values["tailrace_executor_resumed_requests_total"] == 2
+
+
+def test_what_the_executor_adds_to_a_step() -> None:
+    proxy = GenerationExecutor()
+    histogram = Histogram(STEP_BOUNDS)
+    for seconds in (0.00012, 0.0004, 7.0):
+        histogram.observe(seconds)
+    proxy.receive(Status({"tokens": 12, "step_shipping": histogram.report()}))
+    values, name = rendered(proxy), "tailrace_executor_step_shipping_seconds"
+    assert values[f"{name}_bucket{{le=0.0001}}"] == 0 and values[f"{name}_bucket{{le=0.0005}}"] == 2
+    assert values[f"{name}_bucket{{le=+Inf}}"] == values[f"{name}_count"] == 3
+    assert values[f"{name}_sum"] == 7.00052
 
 
 def test_the_pool() -> None:
