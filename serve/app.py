@@ -146,6 +146,8 @@ class App:
         prompt, ids = await self._prompts.chat(request)
         minted = self._gateway.mint("chatcmpl-")
         admitted = admit_chat(request, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=minted)
+        if request.scaffolding is not None:
+            self.metrics.scaffolding.labels(request.scaffolding.method).inc()
         return await self._gateway.answer(admitted, request.stream, scope, receive, send, headers)
 
     async def _completions(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:

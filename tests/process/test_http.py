@@ -268,7 +268,8 @@ def test_metrics(replay_server: Callable[[int], Server]) -> None:
     )
     assert server.total("tailrace_worker_queue_age_seconds_count") > 0
     assert server.total("tailrace_worker_post_processing_seconds_count") > 0
-    lags = [values[f"tailrace_{name}_lag_seconds_{kind}"] for name in ("write", "chunk") for kind in ("sum", "count")]
+    kinds = [f"{name}_lag_seconds_{kind}" for name in ("write", "chunk") for kind in ("sum", "count")]
+    lags = [values[f"tailrace_{kind}{{frontend=0}}"] for kind in kinds]
     assert 0 < lags[0] <= lags[2] and 0 < lags[1] == lags[3]  # what the worker has sent was shipped before
     assert values["tailrace_workers"] == 2
     assert "tailrace_http_requests_total{path=/v1/models/{model},status=404}" in values
