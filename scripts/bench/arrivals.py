@@ -3,7 +3,8 @@
 The gaps between requests come from a gamma distribution with the given mean and shape (*burstiness*); shape 1 is the
 exponential distribution, so that arrivals are a Poisson process. They are scaled to last exactly count / rate seconds,
 as ``vllm bench serve`` does: a sum of random gaps is off by 1/sqrt(count), which would go straight into every
-throughput that one compares between seeds.
+throughput that one compares between seeds. The generator is that program's too, NumPy's old one, so that the same seed
+sends at the same times from here and from there: near a server's limit, other times are another result.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class RampUp:
     end_rps: float
 
 
-def offsets(count: int, rate: float, burstiness: float, rng: np.random.Generator) -> list[float]:
+def offsets(count: int, rate: float, burstiness: float, rng: np.random.RandomState) -> list[float]:
     """Seconds from the start of the run to each of ``count`` requests, ascending.
 
     rate: requests per second; ``inf``: all at 0.
@@ -40,7 +41,7 @@ def offsets(count: int, rate: float, burstiness: float, rng: np.random.Generator
     return [float(value) for value in at * scale]
 
 
-def ramp(count: int, up: RampUp, burstiness: float, rng: np.random.Generator) -> list[float]:
+def ramp(count: int, up: RampUp, burstiness: float, rng: np.random.RandomState) -> list[float]:
     """The same for a rate that grows from the first request to the last. Not scaled: there is no one rate to meet."""
     progress = np.arange(count) / max(count - 1, 1)
     linear = up.start_rps + (up.end_rps - up.start_rps) * progress
@@ -48,6 +49,6 @@ def ramp(count: int, up: RampUp, burstiness: float, rng: np.random.Generator) ->
     return [float(value) for value in np.cumsum(_gaps(count, burstiness, rng) / rates)]
 
 
-def _gaps(count: int, burstiness: float, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _gaps(count: int, burstiness: float, rng: np.random.RandomState) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Gaps of mean 1."""
     return np.ones(count) if math.isinf(burstiness) else rng.gamma(burstiness, 1.0 / burstiness, count)

@@ -135,7 +135,7 @@ def _plan(options: Options, asked: Sequence[Prompt], model: str, at: Sequence[fl
 async def _measure(
     options: Options, client: Client, measured: Sequence[Prompt], model: str, stop: asyncio.Event
 ) -> Run:
-    rng = np.random.default_rng([options.seed, 2])
+    rng = np.random.RandomState(options.seed)
     if options.ramp_up is not None:
         at = ramp(len(measured), options.ramp_up, options.burstiness, rng)
     else:

@@ -187,7 +187,7 @@ def _dataset(add: Callable[..., object]) -> None:
     add("--random-prefix-len", type=_natural, default=0, help="tokens that all prompts begin with (%(default)s)")
     add("--custom-output-len", type=_custom_length, help="tokens of an answer at most, for all; -1: as the file says "
         "(the file's output_tokens, else 256)")  # fmt: skip
-    add("--seed", type=_natural, default=0, help="decides prompts, lengths and arrivals (%(default)s)")
+    add("--seed", type=_seed, default=0, help="decides prompts, lengths and arrivals (%(default)s)")
 
 
 def _sampling(add: Callable[..., object]) -> None:
@@ -234,6 +234,10 @@ def _report(add: Callable[..., object]) -> None:
 
 def _natural(text: str) -> int:
     return _checked(int(text), lambda value: value >= 0, "at least 0")
+
+
+def _seed(text: str) -> int:
+    return _checked(int(text), lambda value: 0 <= value < 1 << 32, "at least 0 and less than 2**32")
 
 
 def _positive(text: str) -> int:

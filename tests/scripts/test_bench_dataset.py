@@ -260,6 +260,7 @@ def test_defaults_that_follow_from_others() -> None:
         ("--percentile-metrics ttft,foo", "argument --percentile-metrics: no such metric: foo"),
         ("--metric-percentiles 101", "argument --metric-percentiles"),
         ("--seed -1", "argument --seed"),
+        ("--seed 4294967296", "argument --seed"),
     ],
 )
 def test_flags_that_make_no_sense(flags: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:

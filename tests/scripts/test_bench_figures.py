@@ -154,12 +154,12 @@ def test_details_are_of_each_request() -> None:
 
 
 def gaps(count: int, rate: float, burstiness: float, seed: int = 0) -> np.ndarray[Any, Any]:
-    return np.diff([0.0, *offsets(count, rate, burstiness, np.random.default_rng(seed))])
+    return np.diff([0.0, *offsets(count, rate, burstiness, np.random.RandomState(seed))])
 
 
 def test_all_at_once() -> None:
-    assert offsets(3, math.inf, 1.0, np.random.default_rng(0)) == [0.0] * 3
-    assert offsets(0, 5.0, 1.0, np.random.default_rng(0)) == []
+    assert offsets(3, math.inf, 1.0, np.random.RandomState(0)) == [0.0] * 3
+    assert offsets(0, 5.0, 1.0, np.random.RandomState(0)) == []
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
@@ -174,7 +174,7 @@ def test_gaps_have_the_rate_and_the_shape(burstiness: float) -> None:
 
 
 def test_a_poisson_process_has_as_many_arrivals_in_a_second_as_it_should() -> None:
-    at = offsets(20_000, 20.0, 1.0, np.random.default_rng(1))
+    at = offsets(20_000, 20.0, 1.0, np.random.RandomState(1))
     counts = np.bincount(np.array(at).astype(int))
     assert counts.var() / counts.mean() == pytest.approx(1.0, rel=0.1)
 
@@ -187,15 +187,15 @@ def test_infinite_burstiness_is_a_beat() -> None:
     ("strategy", "expected"), [("linear", [1, 1 / 2.5, 1 / 4, 1 / 5.5, 1 / 7]), ("exponential", [1, 1 / 7**0.25])]
 )
 def test_gaps_of_a_rate_that_grows(strategy: str, expected: list[float]) -> None:
-    at = ramp(5, RampUp(strategy, 1.0, 7.0), math.inf, np.random.default_rng(0))
+    at = ramp(5, RampUp(strategy, 1.0, 7.0), math.inf, np.random.RandomState(0))
     grown = np.diff([0.0, *at])
     assert grown[: len(expected)] == pytest.approx(expected) and grown[-1] == pytest.approx(1 / 7)
-    assert ramp(1, RampUp(strategy, 2.0, 2.0), math.inf, np.random.default_rng(0)) == [0.5]
+    assert ramp(1, RampUp(strategy, 2.0, 2.0), math.inf, np.random.RandomState(0)) == [0.5]
 
 
 def test_a_rate_that_grows_has_gaps_of_the_given_shape() -> None:
     up = RampUp("linear", 10.0, 30.0)
-    grown = np.diff([0.0, *ramp(20_000, up, 4.0, np.random.default_rng(0))]) * np.linspace(10, 30, 20_000)
+    grown = np.diff([0.0, *ramp(20_000, up, 4.0, np.random.RandomState(0))]) * np.linspace(10, 30, 20_000)
     assert (grown.mean(), grown.std()) == (pytest.approx(1.0, rel=0.02), pytest.approx(0.5, rel=0.03))
 
 
@@ -204,8 +204,15 @@ def test_the_seed_decides() -> None:
     assert (gaps(100, 4.0, 0.5, seed=1) != gaps(100, 4.0, 0.5, seed=2)).all()
 
 
+def test_the_same_seed_sends_when_vllm_bench_serve_does() -> None:
+    """Its arithmetic: a draw per request from NumPy's global generator, added up, then stretched to count / rate."""
+    rng = np.random.RandomState(7)
+    at = np.cumsum([rng.gamma(shape=0.5, scale=1.0 / (4.0 * 0.5)) for _ in range(20)])
+    assert offsets(20, 4.0, 0.5, np.random.RandomState(7)) == pytest.approx(at * (20 / 4.0 / at[-1]))
+
+
 def test_a_shape_so_small_that_nothing_but_zeros_is_drawn() -> None:
-    assert offsets(3, 4.0, 1e-9, np.random.default_rng(0))[-1] in (0.0, pytest.approx(0.75))
+    assert offsets(3, 4.0, 1e-9, np.random.RandomState(0))[-1] in (0.0, pytest.approx(0.75))
 
 
 # ------------------------------------------------------------------------------------------------ the report
