@@ -38,7 +38,7 @@ from executor.supervision import Pulse
 
 logger = logging.getLogger("tailrace.child")
 
-BEAT_INTERVAL = 0.5
+BEAT_INTERVAL = 1.0
 """Seconds between two beats of a child whose config names no other ``beat_interval``."""
 
 _BEAT = b"\n"

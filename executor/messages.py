@@ -175,10 +175,10 @@ class StepRecords:
 
     def __init__(
         self,
-        rids: list[int],
-        indexes: list[int],
-        counts: list[int],
-        tokens: list[int],
+        rids: Sequence[int],
+        indexes: Sequence[int],
+        counts: Sequence[int],
+        tokens: Sequence[int],
         finishes: Mapping[int, Finish] | None = None,
         logprobs: Mapping[int, Sequence[TokenLogprob]] | None = None,
         opens: Sequence[Open] = (),

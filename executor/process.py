@@ -21,13 +21,11 @@ from executor.core import RETRY, ExecutorCore
 from executor.engines import engine_factory
 from executor.histogram import STEP_BOUNDS, Histogram
 from executor.messages import FrontendLost, Recall, Status, StepRecords, WorkerJoined, WorkerLost
+from executor.reporting import INTERVAL, Reporting
 from executor.waiting import WaitingRequests
 from executor.wire import FrameReader, encode
 
 logger = logging.getLogger("tailrace.executor")
-
-STATUS_INTERVAL = 1.0
-"""Seconds between two status messages to the front ends."""
 
 
 class ExecutorProcess:
@@ -45,7 +43,7 @@ class ExecutorProcess:
         self._workers: dict[int, zmq.Socket[bytes]] = {}
         #: a frame that its worker's full queue has refused; nothing newer may overtake it
         self._waiting: dict[int, bytes] = {}
-        self._next_status = 0.0
+        self._reporting = Reporting()
         self._step_shipping = Histogram(STEP_BOUNDS)
         #: what this thread had used when it began: the model's loading
         self._cpu_before = time.thread_time()
@@ -81,7 +79,7 @@ class ExecutorProcess:
         """Milliseconds until something has to be done without being woken, rounded up so that the loop does not
         spin."""
         due = self._core.poll_timeout()
-        timeout = STATUS_INTERVAL if due is None else min(due, STATUS_INTERVAL)
+        timeout = INTERVAL if due is None else min(due, INTERVAL)
         return -int(-1000 * (min(timeout, RETRY) if self._waiting else timeout) // 1)
 
     def _receive(self, frame: bytes) -> None:
@@ -141,9 +139,9 @@ class ExecutorProcess:
 
     def _report(self) -> None:
         now = time.monotonic()
-        if now < self._next_status:
+        if not self._reporting.due(now):
             return
-        self._next_status = now + STATUS_INTERVAL
+        counted = self._core.stats()
         own: dict[str, Any] = {
             "refused_frames": self._frames.refused,
             "full_workers": len(self._waiting),
@@ -151,7 +149,9 @@ class ExecutorProcess:
             "shipping_seconds": time.thread_time() - self._cpu_before - self._core.engine_seconds,
             "step_shipping": self._step_shipping.report(),
         }
-        frame = encode(Status(self._core.stats() | own))
+        if not self._reporting.news(now, (counted, own["refused_frames"], own["full_workers"])):
+            return
+        frame = encode(Status(counted | own))
         for socket in self._frontends:
             try_send(socket, frame)  # a front end that does not read misses a report, no more
 

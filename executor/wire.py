@@ -35,14 +35,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-import struct
-import sys
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgpack
 
+from executor.columns import KnownRids, pack, pack_rids, pack_unusual, unpack, unpack_unusual
 from executor.engines.base import TokenLogprob
 from executor.histogram import is_report
 from executor.logprob_records import RecordRows, alternatives, cut_equal_records, cut_records
@@ -81,49 +79,7 @@ MAX_FRAME = 256 << 20
 #: a worker with very many of them when it is lost.
 MAX_ITEMS, MAX_NAMES, MAX_CONTAINERS = 1 << 20, 1 << 10, 1 << 20
 
-# ------------------------------------------------------------------------------------------------------ columns
-
-_SIZES = {"q": 8, "I": 4, "H": 2, "i": 4, "B": 1, "d": 8}
-_SWAP = sys.byteorder == "big"
-
-
-class _Packers(dict[tuple[str, int], Callable[..., bytes]]):
-    """(code, number of values) -> what packs them. Compiled once: half the cost of an array's conversion. Bounded."""
-
-    def __missing__(self, key: tuple[str, int]) -> Callable[..., bytes]:
-        packer = struct.Struct(f"<{key[1]}{key[0]}").pack
-        if len(self) < 1 << 12:
-            self[key] = packer
-        return packer
-
-
-_PACKERS = _Packers()
-
-
-def _pack(code: str, values: Sequence[Any]) -> bytes:
-    return _PACKERS[code, len(values)](*values)
-
-
-def _unpack(fields: Mapping[str, Any], name: str, code: str) -> list[Any]:
-    try:
-        # No copy into an array first: half the cost.
-        values: list[Any] = memoryview(fields[name]).cast(code).tolist()  # type: ignore[call-overload]
-    except (KeyError, TypeError):
-        raise WireError(f"{name}: a column of {_SIZES[code]}-byte values is needed") from None
-    if _SWAP:
-        column = array(code, values)
-        column.byteswap()
-        return column.tolist()
-    return values
-
-
-def _pack_unusual(frame: dict[str, Any], name: str, code: str, values: Sequence[int], usual: int) -> None:
-    if values.count(usual) != len(values):
-        frame[name] = _pack(code, values)
-
-
-def _unpack_unusual(fields: Mapping[str, Any], name: str, code: str, rows: int, usual: int) -> list[int]:
-    return _unpack(fields, name, code) if name in fields else [usual] * rows
+# ------------------------------------------------------------------------------------------------------ fields
 
 
 def _int(fields: Mapping[str, Any], name: str, low: int = 0, high: int = 2**63 - 1) -> int:
@@ -187,7 +143,7 @@ def _encode_submit(m: GenerationRequest) -> dict[str, Any]:
     if "logit_bias" in sampling:
         sampling["logit_bias"] = [[k, float(v)] for k, v in m.sampling.logit_bias.items()]
     return {
-        "t": "submit", "rid": m.rid, "prompts": [_pack("i", p) for p in m.prompts], "sampling": sampling,
+        "t": "submit", "rid": m.rid, "prompts": [pack("i", p) for p in m.prompts], "sampling": sampling,
         "spec": m.spec, "n": m.n, "frontend": m.frontend,
     }  # fmt: skip
 
@@ -222,7 +178,7 @@ def _decode_submit(f: Mapping[str, Any]) -> GenerationRequest:
     n = _int(f, "n", 1, MAX_OUTPUTS)
     if not raw or len(raw) * n > MAX_OUTPUTS:
         raise WireError(f"prompts: {len(raw)} prompts with n={n} make no valid number of outputs")
-    prompts = [_unpack({"prompts": p}, "prompts", "i") for p in raw]
+    prompts = [unpack({"prompts": p}, "prompts", "i") for p in raw]
     sampling = _decode_sampling(_typed(f, "sampling", dict))
     # What a worker is told of a request must fit an Open: one that is refused takes the rows of others with it.
     frontend = _int(f, "frontend", 0, MAX_FRONTEND)
@@ -263,15 +219,15 @@ def _decode_rejected(f: Mapping[str, Any]) -> Rejected:
 
 
 def _decode_histories(f: Mapping[str, Any]) -> Histories:
-    return Histories(_int(f, "worker"), _decode_steps(f), _typed(f, "last", bool))
+    return Histories(_int(f, "worker"), _decode_steps(f, KnownRids()), _typed(f, "last", bool))
 
 
 def _encode_steps(m: StepRecords) -> dict[str, Any]:
     frame: dict[str, Any] = {
-        "t": "steps", "stamp": m.stamp, "rid": _pack("q", m.rids), "token": _pack("i", m.tokens)
+        "t": "steps", "stamp": m.stamp, "rid": pack_rids(m.rids), "token": pack("i", m.tokens)
     }  # fmt: skip
-    _pack_unusual(frame, "index", "H", m.indexes, 0)
-    _pack_unusual(frame, "count", "H", m.counts, 1)
+    pack_unusual(frame, "index", "H", m.indexes, 0)
+    pack_unusual(frame, "count", "H", m.counts, 1)
     if m.incarnation:
         frame["incarnation"] = m.incarnation
     if m.finishes:
@@ -289,20 +245,20 @@ def _encode_logprobs(entries: Mapping[int, Sequence[TokenLogprob]], rows: int) -
     logprobs = RecordRows.of(entries)
     frame: dict[str, bytes] = {"lp": b"".join(logprobs.records)}
     if logprobs.rows != range(rows):
-        frame["lp_row"] = _pack("I", logprobs.rows)
-    _pack_unusual(frame, "lp_n", "H", logprobs.sizes, 1)
+        frame["lp_row"] = pack("I", logprobs.rows)
+    pack_unusual(frame, "lp_n", "H", logprobs.sizes, 1)
     if len(set(map(len, logprobs.records))) > 1:
-        frame["lp_k"] = _pack("I", alternatives(logprobs.records))
+        frame["lp_k"] = pack("I", alternatives(logprobs.records))
     return frame
 
 
 def _decode_logprobs(f: Mapping[str, Any], count: int) -> RecordRows:
     """count: rows of the step."""
-    rows = _unpack(f, "lp_row", "I") if "lp_row" in f else range(count)
-    sizes = _unpack_unusual(f, "lp_n", "H", len(rows), 1)
+    rows = unpack(f, "lp_row", "I") if "lp_row" in f else range(count)
+    sizes = unpack_unusual(f, "lp_n", "H", len(rows), 1)
     if len(rows) != len(sizes) or (type(rows) is list and len(set(rows)) != len(rows)):
         raise WireError("logprobs: columns of different lengths, or a row twice")
-    blob, ks = _typed(f, "lp", bytes), _unpack(f, "lp_k", "I") if "lp_k" in f else None
+    blob, ks = _typed(f, "lp", bytes), unpack(f, "lp_k", "I") if "lp_k" in f else None
     number = sum(sizes)
     if ks is not None and len(ks) != number:
         raise WireError(f"logprobs: {len(ks)} values of lp_k for {number} records")
@@ -334,14 +290,14 @@ def _decode_open(item: Any) -> Open:
     return Open(rid, epoch, frontend, spec, _delivered(delivered))
 
 
-def _decode_steps(f: Mapping[str, Any]) -> StepRecords:
+def _decode_steps(f: Mapping[str, Any], known: KnownRids) -> StepRecords:
     opens = [_decode_open(item) for item in _typed(f, "open", list)] if "open" in f else []
-    rids = _unpack(f, "rid", "q")
+    rids = known.unpack(f)
     return StepRecords(
         rids,
-        _unpack_unusual(f, "index", "H", len(rids), 0),
-        _unpack_unusual(f, "count", "H", len(rids), 1),
-        _unpack(f, "token", "i"),
+        unpack_unusual(f, "index", "H", len(rids), 0),
+        unpack_unusual(f, "count", "H", len(rids), 1),
+        unpack(f, "token", "i"),
         _decode_finishes(f["finish"]) if "finish" in f else None,
         _decode_logprobs(f, len(rids)) if "lp" in f else None,
         opens,
@@ -352,12 +308,12 @@ def _decode_steps(f: Mapping[str, Any]) -> StepRecords:
 
 def _encode_emissions(m: Emissions) -> dict[str, Any]:
     frame: dict[str, Any] = {
-        "t": "emissions", "worker": m.worker, "rid": _pack("q", m.rids), "count": _pack("I", m.counts),
-        "size": _pack("I", m.sizes), "payload": m.payload,
+        "t": "emissions", "worker": m.worker, "rid": pack_rids(m.rids), "count": pack("I", m.counts),
+        "size": pack("I", m.sizes), "payload": m.payload,
     }  # fmt: skip
-    _pack_unusual(frame, "epoch", "I", m.epochs, 0)
-    _pack_unusual(frame, "index", "H", m.indexes, 0)
-    _pack_unusual(frame, "flags", "B", m.flags, 0)
+    pack_unusual(frame, "epoch", "I", m.epochs, 0)
+    pack_unusual(frame, "index", "H", m.indexes, 0)
+    pack_unusual(frame, "flags", "B", m.flags, 0)
     if m.stats is not None:
         frame["stats"] = dict(m.stats)
     if m.stamp:
@@ -367,12 +323,13 @@ def _encode_emissions(m: Emissions) -> dict[str, Any]:
     return frame
 
 
-def _decode_emissions(f: Mapping[str, Any]) -> Emissions:
-    rids = _unpack(f, "rid", "q")
+def _decode_emissions(f: Mapping[str, Any], known: KnownRids) -> Emissions:
+    worker = _int(f, "worker")
+    rids = known.unpack(f, worker)
     return Emissions(
-        _int(f, "worker"), rids, _unpack_unusual(f, "epoch", "I", len(rids), 0),
-        _unpack_unusual(f, "index", "H", len(rids), 0), _unpack(f, "count", "I"),
-        _unpack_unusual(f, "flags", "B", len(rids), 0), _unpack(f, "size", "I"), _typed(f, "payload", bytes),
+        worker, rids, unpack_unusual(f, "epoch", "I", len(rids), 0),
+        unpack_unusual(f, "index", "H", len(rids), 0), unpack(f, "count", "I"),
+        unpack_unusual(f, "flags", "B", len(rids), 0), unpack(f, "size", "I"), _typed(f, "payload", bytes),
         _stats(f, "stats") if "stats" in f else None, _int(f, "stamp") if "stamp" in f else 0,
         _int(f, "sent") if "sent" in f else 0,
     )  # fmt: skip
@@ -405,8 +362,6 @@ _DECODERS: dict[str, Callable[[Mapping[str, Any]], Message]] = {
         _int(f, "worker"), _typed(f, "address", str), _int(f, "frontend", 0, MAX_FRONTEND)
     ),
     "lost": _decode_lost,
-    "steps": _decode_steps,
-    "emissions": _decode_emissions,
     "status": lambda f: Status(_stats(f, "values")),
     "rejected": _decode_rejected,
     "gone": lambda f: FrontendLost(_int(f, "frontend")),
@@ -414,6 +369,13 @@ _DECODERS: dict[str, Callable[[Mapping[str, Any]], Message]] = {
     "synced": lambda f: Synced(_int(f, "frontend")),
     "recall": lambda f: Recall(_int(f, "incarnation")),
     "histories": _decode_histories,
+}
+
+
+#: The kinds that come with every step.
+_STEP_DECODERS: dict[str, Callable[[Mapping[str, Any], KnownRids], Message]] = {
+    "steps": _decode_steps,
+    "emissions": _decode_emissions,
 }
 
 
@@ -436,8 +398,9 @@ def _budget() -> dict[str, Callable[[Any], Any]]:
     return {"list_hook": counted, "object_hook": counted}
 
 
-def decode(frame: bytes) -> Message:
-    """The message of a frame; WireError for anything that is not one, never another exception."""
+def decode(frame: bytes, known: KnownRids | None = None) -> Message:
+    """The message of a frame; WireError for anything that is not one, never another exception. known: what earlier
+    frames of the same socket have brought."""
     if len(frame) > MAX_FRAME:
         raise WireError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME}")
     try:
@@ -450,10 +413,12 @@ def decode(frame: bytes) -> Message:
     if not isinstance(fields, dict):
         raise WireError(f"a map is needed, not {type(fields).__name__}")
     kind = fields.get("t")
-    decoder = _DECODERS.get(kind) if isinstance(kind, str) else None
-    if decoder is None:
-        raise WireError(f"t: unknown kind {str(kind)[:40]!r}")
-    return decoder(fields)
+    if isinstance(kind, str):
+        if (step_decoder := _STEP_DECODERS.get(kind)) is not None:
+            return step_decoder(fields, KnownRids() if known is None else known)
+        if (decoder := _DECODERS.get(kind)) is not None:
+            return decoder(fields)
+    raise WireError(f"t: unknown kind {str(kind)[:40]!r}")
 
 
 class FrameReader:
@@ -462,11 +427,12 @@ class FrameReader:
     def __init__(self, logger: logging.Logger) -> None:
         self.refused = 0
         self._logger = logger
+        self._known = KnownRids()
 
     def read(self, frame: bytes) -> Message | None:
         """The message of a frame, None for one that is refused."""
         try:
-            return decode(frame)
+            return decode(frame, self._known)
         except WireError as error:
             self.refuse("a frame of %d bytes: %s", len(frame), error)
             return None

@@ -13,7 +13,8 @@ import zmq
 from executor.channel import STEPS_HWM, bind_pull, drain
 from executor.messages import Cancel
 from executor.proxy import GenerationExecutor
-from postproc_workers.shell import STATS_INTERVAL, WorkerShell
+from executor.reporting import INTERVAL
+from postproc_workers.shell import WorkerShell
 
 
 class InProcessLink:
@@ -66,4 +67,4 @@ class InProcessLink:
         report = self._shell.report()
         if report is not None:
             self._proxy.receive(report)
-        self._timer = asyncio.get_running_loop().call_later(STATS_INTERVAL, self._report)
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL, self._report)

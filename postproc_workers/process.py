@@ -15,8 +15,9 @@ import zmq
 from executor.channel import EMISSIONS_HWM, STEPS_HWM, bind_pull, can_send, connect_push, drain, try_send
 from executor.child import Child, run_child
 from executor.messages import Cancel, Message
+from executor.reporting import INTERVAL
 from executor.wire import encode
-from postproc_workers.shell import STATS_INTERVAL, WorkerShell
+from postproc_workers.shell import WorkerShell
 from postproc_workers.worker import WorkerOutput
 
 logger = logging.getLogger("tailrace.worker")
@@ -46,7 +47,7 @@ class WorkerProcess:
         child.register(poller)
         while not child.stopping:
             child.beat()
-            timeout = RETRY if self._shell.holds else STATS_INTERVAL
+            timeout = RETRY if self._shell.holds else INTERVAL
             child.notice(dict(poller.poll(child.poll_ms(int(1000 * timeout)))))
             frames = drain(self._inbound)
             if frames or self._shell.holds:

@@ -17,6 +17,7 @@ from typing import Any
 
 from executor.histogram import Histogram
 from executor.messages import Emissions, Recall, StepRecords
+from executor.reporting import Reporting
 from executor.request import PostprocWorkerConfig
 from executor.wire import FrameReader
 from postproc_workers.hook import load_hook
@@ -26,9 +27,6 @@ from postproc_workers.vocabulary import Vocabulary
 from postproc_workers.worker import PostprocWorker, WorkerOutput
 
 logger = logging.getLogger("tailrace.worker")
-
-STATS_INTERVAL = 1.0
-"""Seconds between two reports of a worker's counters."""
 
 
 class WorkerShell:
@@ -55,7 +53,7 @@ class WorkerShell:
         #: seconds that each step had waited when it was taken, and that each batch took
         self._queue_age, self._post_processing = Histogram(), Histogram()
         self._batch_rows = 0
-        self._next_report = 0.0
+        self._reporting = Reporting()
 
     @property
     def holds(self) -> bool:
@@ -91,12 +89,14 @@ class WorkerShell:
             self._write(recording)
 
     def report(self) -> Emissions | None:
-        """The counters, when it is time for them."""
+        """The counters, when it is time for them and they have changed."""
         now = time.monotonic()
-        if now < self._next_report:
+        if not self._reporting.due(now):
             return None
-        self._next_report = now + STATS_INTERVAL
-        return Emissions(self.worker_id, (), (), (), (), (), (), b"", self.counters())
+        counters = self.counters()
+        if not self._reporting.news(now, counters):
+            return None
+        return Emissions(self.worker_id, (), (), (), (), (), (), b"", counters)
 
     def counters(self) -> dict[str, Any]:
         """All counters by name, seconds where a name says so; histograms as they report themselves."""

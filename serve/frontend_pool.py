@@ -30,7 +30,7 @@ from serve.roster import Roster
 logger = logging.getLogger("tailrace.frontends")
 
 MAX_FAILED_STARTS = 5
-REFRESH = 0.5
+REFRESH = 1.0
 """Seconds between two looks at what changes without being told."""
 _CULPRITS = 100
 

@@ -15,9 +15,10 @@ import pytest
 from executor.engines.base import StepRow, TokenLogprob
 from executor.histogram import BOUNDS
 from executor.messages import Abort, Open, StepRecords, WireError
+from executor.reporting import INTERVAL
 from executor.wire import decode, encode
 from postproc_workers.replay import replay
-from postproc_workers.shell import STATS_INTERVAL, WorkerShell
+from postproc_workers.shell import WorkerShell
 from postproc_workers.worker import WorkerOutput
 from serve.admission import ServerFacts
 from tests.executor.test_wire import SAMPLES
@@ -121,7 +122,7 @@ def test_reports_come_at_an_interval() -> None:
     first = shell.report()
     assert first is not None and first.worker == 3 and first.stats == shell.counters()
     assert decode(encode(first)) is not None
-    assert shell.report() is None and STATS_INTERVAL > 0.1
+    assert shell.report() is None and INTERVAL > 0.1
 
 
 @pytest.mark.parametrize(
