@@ -10,8 +10,8 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from executor.engines.base import Rids
 from executor.messages import WireError
+from executor.rids import Rids
 
 #: Senders whose last column of rids is kept.
 _SENDERS = 1 << 10

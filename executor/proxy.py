@@ -16,7 +16,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -36,9 +36,12 @@ from executor.messages import (
     Synced,
     WorkerJoined,
     WorkerLost,
+    cut,
 )
+from executor.pending import Cohort, Pending
 from executor.request import GenerationRequest
 from executor.result import GenerationResult, ResultError
+from executor.rids import Rids
 from executor.sink import ResultSink, Sink
 from executor.wire import FrameReader, encode
 
@@ -50,6 +53,8 @@ MAX_EXECUTORS = 4
 #: Seconds: what lets an executor live that long does not kill it.
 HARMLESS = 10.0
 
+#: Rows of a message that are worth looking at as a column.
+_COLUMN = 2
 #: Frames that are handled in one turn of the event loop.
 _AT_ONCE = 64
 
@@ -59,26 +64,6 @@ REJECTED = {
     "queue": ("Too many prompt tokens wait for the engine already.", 429, 1.0),
     "timeout": ("The request waited too long for its first token.", 503, 5.0),
 }
-
-
-@dataclass(slots=True)
-class _Pending:
-    sink: Sink | None
-    request: GenerationRequest
-    aborted: bool = False
-    #: executors that died since the sink got anything, and what it had by then
-    executors: int = 0
-    had: list[tuple[int, bool]] = field(default_factory=list)
-    epoch: int = 0
-    worker: int | None = None
-    #: per output: tokens whose bytes the sink has, and whether it has the output's end
-    counts: list[int] = field(default_factory=list)
-    ends: list[bool] = field(default_factory=list)
-
-    @property
-    def delivered(self) -> list[tuple[int, bool]]:
-        """What the sink has, as it is told."""
-        return list(zip(self.counts, self.ends))
 
 
 class GenerationExecutor:
@@ -99,7 +84,9 @@ class GenerationExecutor:
         #: the executor's last report, and each worker's
         self.status: dict[str, Any] = {}
         self.worker_stats: dict[int, dict[str, Any]] = {}
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
+        #: worker -> the requests of its last message that was one column
+        self._cohorts: dict[int, Cohort] = {}
         #: workers that are gone; their ids are never given again
         self._lost: set[int] = set()
         #: workers that live, and where they listen
@@ -189,7 +176,7 @@ class GenerationExecutor:
 
     def tokens_of(self, rid: int) -> int:
         """Tokens that the sink of an open request has been told of, over all outputs."""
-        return sum(self._pending[rid].counts)
+        return sum(count for count, _ in self._pending[rid].delivered)
 
     def mint(self) -> int:
         """A new rid."""
@@ -204,7 +191,7 @@ class GenerationExecutor:
         prompts = [array("i", prompt) for prompt in request.prompts]
         request = replace(request, prompts=prompts, frontend=self.frontend)
         outputs = request.num_outputs
-        self._pending[request.rid] = _Pending(sink, request, counts=[0] * outputs, ends=[False] * outputs)
+        self._pending[request.rid] = Pending(sink, request, counts=[0] * outputs, ends=[False] * outputs)
         sent = False
         try:
             self._send(request)
@@ -233,6 +220,7 @@ class GenerationExecutor:
         pending = self._pending.get(rid)
         if pending is None or pending.sink is None:
             return
+        pending.alone()
         pending.sink, pending.aborted = None, True
         if self._connected:
             self._send(Abort(rid))
@@ -259,13 +247,14 @@ class GenerationExecutor:
         """
         self._lost.add(worker)
         self._workers.pop(worker, None)
+        self._cohorts.pop(worker, None)
         self.worker_stats.pop(worker, None)
         delivered = {r: p.delivered for r, p in self._pending.items() if p.worker in self._lost}
         self._send(WorkerLost(worker, delivered, culprit, self.frontend))
 
     def fail_all(self, message: str) -> None:
         """End every open request with an error."""
-        pending, self._pending = self._pending, {}
+        pending, self._pending, self._cohorts = self._pending, {}, {}
         for entry in pending.values():
             if entry.sink is not None:
                 entry.sink.fail(message)
@@ -304,12 +293,37 @@ class GenerationExecutor:
             return
         if message.stats is not None:
             self.worker_stats[message.worker] = dict(message.stats)
-        pendings, worker, self.stamp = self._pending, message.worker, message.stamp
+        self.stamp = message.stamp
+        cohort = self._cohort(message)
+        if cohort is not None:
+            cohort.feed(message.counts, cut(message.payload, message.sizes))
+        else:
+            self._feed(message)
+        if message.sent:
+            self._note_lag(message)
+
+    def _cohort(self, message: Emissions) -> Cohort | None:
+        """The requests of a message that is a column: many rows that are no end and say something of only outputs."""
+        worker, rids, epochs = message.worker, message.rids, message.epochs
+        if len(rids) < _COLUMN or type(rids) is not Rids or any(message.flags) or any(message.indexes):
+            return None
+        cohort = self._cohorts.get(worker)
+        if cohort is not None and cohort.has(rids, epochs):
+            return cohort
+        pendings = list(map(self._pending.get, rids))
+        if not Cohort.fits(rids, epochs, pendings):
+            return None
+        cohort = self._cohorts[worker] = Cohort(rids, epochs, worker, pendings)  # type: ignore[arg-type]
+        return cohort
+
+    def _feed(self, message: Emissions) -> None:
+        pendings, worker = self._pending, message.worker
         for rid, epoch, index, count, flags, payload in message.rows():
             pending = pendings.get(rid)
             if pending is None or epoch < pending.epoch or index >= len(pending.counts):
                 self.late_rows += 1
                 continue
+            pending.alone()
             pending.epoch, pending.worker = epoch, worker
             pending.counts[index] = count
             sink = pending.sink
@@ -322,8 +336,6 @@ class GenerationExecutor:
                 sink.feed(payload, flags)
             if flags & REQUEST_END:
                 self._finished(rid)
-        if message.sent:
-            self._note_lag(message)
 
     def _note_lag(self, message: Emissions) -> None:
         """Once a message, when all of it is handed over."""
@@ -364,7 +376,7 @@ class GenerationExecutor:
         self._send(Release(rid))
 
     def _forget(self, rid: int) -> None:
-        del self._pending[rid]
+        self._pending.pop(rid).alone()
         if not self._pending:
             self._idle.set()
 

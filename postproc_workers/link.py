@@ -57,7 +57,7 @@ class InProcessLink:
             self._proxy.send(Cancel(self._shell.worker_id, output.cancels))
         for histories in output.histories:
             self._proxy.send(histories)
-        for emissions in (*output.emissions.values(), *(more for _, more in output.overflow)):
+        for _, emissions in output.emissions:
             self._proxy.receive(emissions)
         self._shell.write(output.recordings)
         # Edge-triggered, as in GenerationExecutor: come back until the socket is empty.

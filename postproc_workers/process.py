@@ -74,7 +74,7 @@ class WorkerProcess:
             self._push(self._executor, Cancel(self._shell.worker_id, output.cancels))
         for histories in output.histories:
             self._push(self._executor, histories)
-        for frontend, emissions in (*output.emissions.items(), *output.overflow):
+        for frontend, emissions in output.emissions:
             if frontend < len(self._frontends):
                 self._push(self._frontends[frontend], emissions)
             else:

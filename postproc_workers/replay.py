@@ -60,7 +60,7 @@ def replay(
 
 
 def _run(worker: PostprocWorker, step: StepRecords) -> bytes:
-    emissions = worker.receive([step]).emissions.get(0)
+    emissions = dict(worker.receive([step]).emissions).get(0)
     return emissions.payload if emissions is not None else b""
 
 

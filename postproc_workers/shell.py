@@ -79,7 +79,7 @@ class WorkerShell:
             self._queue_age.observe((begin - stamp) / 1e9)
         self._post_processing.observe((end - begin) / 1e9)
         self._batch_rows = sum(len(step.rids) for step in steps)
-        for emissions in (*output.emissions.values(), *(more for _, more in output.overflow)):
+        for _, emissions in output.emissions:
             emissions.stamp, emissions.sent = min(stamps, default=0), end
 
     def write(self, recordings: Sequence[dict[str, Any]]) -> None:

@@ -7,10 +7,9 @@ What it finds out on the way (an output that ended here) it *returns*; whoever h
 from __future__ import annotations
 
 import logging
-from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import chain, repeat
 from typing import Any
 
 from executor.batch import MAX_HISTORY
@@ -28,38 +27,33 @@ from executor.messages import (
     RecordRow,
     StepRecords,
 )
+from postproc_workers.express import ExpressLane, runs
 from postproc_workers.hook import HookFactory
-from postproc_workers.pieces import PieceTable
-from postproc_workers.post_processor import Express, PostProcessor
+from postproc_workers.post_processor import PostProcessor
 from postproc_workers.spec import SpecError, StreamSpec
 from postproc_workers.stream import RecordCreator, Stream, default_record_creator
 from postproc_workers.vocabulary import TokenError, Vocabulary
 
 logger = logging.getLogger("tailrace.worker")
 
+#: Rows of whole columns that are a message of their own beside other rows: one costs about what 30 rows do.
+_OWN_MESSAGE = 32
 #: Bytes of one message's payload at most: well below the frame that a socket refuses (``executor.wire.MAX_FRAME``).
 MAX_PAYLOAD = 128 << 20
-
-
-Lane = tuple["array[int]", list[bytes | None], bytes, bytes, Callable[[EmissionRow], None], int, PieceTable]
-"""Of a stream on the express lane: its output's ids, id -> piece of an event, the bytes before and behind that, where
-its emissions go, its epoch, and where the pieces come from."""
 
 
 class WorkerOutput:
     """What one call of ``receive`` made.
 
-    emissions: one message per front end that has something to get. overflow: further ones, (front end, message), where
-    one would be larger than a frame may be. cancels: (rid, index) the executor has to be told
-    of.
-    recordings: finished requests whose spec asked to be recorded. histories: for an executor that asked.
+    emissions: (front end, message), one or more for each that has something to get. cancels: (rid, index) the executor
+    has to be told of. recordings: finished requests whose spec asked to be recorded. histories: for an executor that
+    asked.
     """
 
-    __slots__ = ("emissions", "overflow", "cancels", "recordings", "histories")
+    __slots__ = ("emissions", "cancels", "recordings", "histories")
 
     def __init__(self) -> None:
-        self.emissions: dict[int, Emissions] = {}
-        self.overflow: list[tuple[int, Emissions]] = []
+        self.emissions: list[tuple[int, Emissions]] = []
         self.cancels: list[tuple[int, int]] = []
         self.recordings: list[dict[str, Any]] = []
         self.histories: list[Histories] = []
@@ -110,10 +104,8 @@ class PostprocWorker:
         self._incarnation = 0
         #: open requests; one leaves with its last output, so a finished request has no state here
         self._streams: dict[int, Stream] = {}
-        #: those whose next row is most likely a text between two constants: what is needed to write it
-        self._express: dict[int, Lane] = {}
-        #: the tables for them, by the identity of id -> text, and of what escapes it
-        self._pieces: dict[tuple[int, int], PieceTable] = {}
+        #: those whose next row is most likely a text between two constants
+        self._express = ExpressLane(worker, vocabulary.size)
         #: rows whose front end takes nothing at the moment; joined, one per output
         self._held: list[RecordRow] = []
         #: those whose tokens have an event each, whatever came together
@@ -139,33 +131,39 @@ class PostprocWorker:
         """
         output = WorkerOutput()
         steps = self._current(messages, output)
-        if blocked or self._held:
-            self._run_unblocked(steps, blocked, output)
-        elif len(steps) > 1 and not self._reopens(steps):
-            for step in steps:
+        made: list[tuple[int, Emissions]] = []
+        if len(steps) == 1 and not blocked and not self._held:
+            (step,) = steps
+            if step.opens:
                 self._open_all(step.opens, output)
-            self._run(self._merge(row for step in steps for row in step.record_rows()), output)
+            made, others = self._express.take(step)
+            self._run(others, output)
         else:
-            for step in steps:
-                if step.opens:
-                    self._open_all(step.opens, output)
-                self._run(self._without_express(step), output)
+            self._express.leave()
+            self._run_several(steps, blocked, output)
         self._marker[0] = -1
         stats = self.stats
         stats.steps += len(steps)
         for step in steps:
             stats.rows += len(step.rids)
             stats.tokens += len(step.tokens)
+        self._deliver(made, output)
+        return output
+
+    def _deliver(self, made: Iterable[tuple[int, Emissions]], output: WorkerOutput) -> None:
+        """Messages of whole columns, and all other rows. The former stay apart: as long as their rows are the same ones
+        as in the last step, a front end handles them by column too. Few are not worth a message."""
+        for frontend, emissions in made:
+            rows = self._outbox[frontend]
+            if len(emissions.rids) < _OWN_MESSAGE and rows or len(emissions.payload) > MAX_PAYLOAD:
+                rows += emissions.rows()
+            else:
+                output.emissions.append((frontend, emissions))
         for frontend, rows in self._outbox.items():
             if rows:
-                message = Emissions.build(self._worker, rows)
-                if len(message.payload) > MAX_PAYLOAD:
-                    message, *more = self._split(rows)
-                    output.overflow += [(frontend, part) for part in more]
-                output.emissions[frontend] = message
-                stats.chunks += len(rows)
+                output.emissions += [(frontend, part) for part in self._split(rows)]
                 rows.clear()
-        return output
+        self.stats.chunks += sum(len(emissions.rids) for _, emissions in output.emissions)
 
     def _current(self, messages: Sequence[StepRecords | Recall], output: WorkerOutput) -> Sequence[StepRecords]:
         """The steps of the executor that was heard of last. A new one is told what there is as of now, without what its
@@ -174,6 +172,7 @@ class PostprocWorker:
         if len(current) == len(messages):
             return current
         if any(isinstance(message, Recall) for message in messages):
+            self._express.leave()
             output.histories = list(self._histories())
             self._held.clear()  # not in the histories, so they come again too
         self._incarnation = max(self._incarnation, *(message.incarnation for message in messages))
@@ -199,6 +198,9 @@ class PostprocWorker:
 
     def _split(self, rows: Sequence[EmissionRow]) -> list[Emissions]:
         """Messages of no more than ``MAX_PAYLOAD`` bytes, or of one row that is larger than that alone."""
+        whole = Emissions.build(self._worker, rows)
+        if len(whole.payload) <= MAX_PAYLOAD:
+            return [whole]
         parts: list[list[EmissionRow]] = [[]]
         size = 0
         for row in rows:
@@ -210,7 +212,7 @@ class PostprocWorker:
         return [Emissions.build(self._worker, part) for part in parts]
 
     def _run(self, rows: Iterable[RecordRow], output: WorkerOutput) -> None:
-        """All rows in order, but for those that the express lane has taken in ``_without_express``.
+        """All rows in order, but for those that the express lane (``express.py``) has taken by column.
 
         Here it is open to rows of several ids. Next is the fast lane, for rows of one id. It does what ``Stream.step``
         does, without the calls: the text of an id whose bytes are complete is looked up by the contract that
@@ -221,15 +223,15 @@ class PostprocWorker:
         engine had made one token a step. Such a stream does not take the express lane, which knows nothing of that: so
         the others do not pay for it.
         """
-        streams, outbox, marker, express = self._streams, self._outbox, self._marker, self._express
+        streams, outbox, marker, express = self._streams, self._outbox, self._marker, self._express.lanes
         for rid, index, tokens, finish, logprobs in rows:
             marker[0] = rid
             lane = express.get(rid)
             if lane is not None:
-                ids, _, head, tail, add, epoch, table = lane
+                ids, head, tail, epoch, (frontend, table) = lane
                 if finish is None and not index and (piece := table.join(tokens)) is not None:
                     ids.extend(tokens)
-                    add((rid, epoch, 0, len(ids), 0, head + piece + tail))
+                    outbox[frontend].append((rid, epoch, 0, len(ids), 0, head + piece + tail))
                     continue
                 del express[rid]
             stream = streams.get(rid)
@@ -254,10 +256,7 @@ class PostprocWorker:
                         if payload := stream.process(record, stream.args):
                             outbox[stream.frontend].append((rid, stream.epoch, index, len(ids), 0, payload))
                         if stream.express is not None and not detokenizer.pending:
-                            if stream.lane is not None and detokenizer.strings:
-                                express[rid] = stream.lane
-                            else:
-                                self._enter_express(stream, stream.express, detokenizer.strings)
+                            self._express.enter(stream, stream.express)
                         continue
                     payload = stream.watched_step(stage, tokens, text, logprobs)
                     if payload and not stream.flags:
@@ -279,45 +278,6 @@ class PostprocWorker:
                 outbox[stream.frontend].append((rid, stream.epoch, updated.index, sent, stream.flags, payload))
             if stream.flags or stream.late_tokens:
                 self._settle(stream, output)
-
-    def _without_express(self, step: StepRecords) -> Iterable[RecordRow]:
-        """Let the rows of a usual step (one token each) take the express lane; returns the others.
-
-        Most rows of most streams take it: their event is a text between two constants, and all that is touched is one
-        tuple and one piece (of thousands of streams, each further object is a miss of the processor's cache). It is
-        left for any other row and taken again with the next usual one, so the lanes of ``_run`` keep it in order: no
-        bytes of a character are held while it is open. The record's ``..._diff`` fields are not set here, since nobody
-        reads them. Nothing here belongs to a request alone, so none is marked as being in hand.
-        """
-        tokens, express, finishes = step.tokens, self._express, step.finishes
-        if not express or not step.single or min(tokens) < 0 or max(tokens) >= self._vocabulary.size:
-            return step.record_rows()
-        others: list[int] = []
-        for at, (rid, token) in enumerate(zip(step.rids, tokens)):
-            lane = express.get(rid)
-            if lane is not None:
-                ids, pieces, head, tail, add, epoch, table = lane
-                piece = pieces[token] or table.fill(token)
-                if piece is not None and at not in finishes and not step.indexes[at]:
-                    ids.append(token)
-                    add((rid, epoch, 0, len(ids), 0, head + piece + tail))
-                    continue
-                del express[rid]
-            others.append(at)
-        return step.some_record_rows(others) if others else ()
-
-    def _enter_express(self, stream: Stream, way: Express, strings: Sequence[str | None]) -> None:
-        around = way.around(stream.args)
-        if around is None or not strings:
-            return
-        key = id(strings), id(way.escaped)
-        table = self._pieces.get(key)
-        if table is None:  # it keeps what the key names, so that no other gets the same identity
-            table = self._pieces[key] = PieceTable(strings, way.escaped, self._vocabulary.size)
-        head, tail = around
-        add, ids = self._outbox[stream.frontend].append, stream.stages[0].output.token_ids
-        lane = ids, table.pieces, head + b'"', _behind(tail), add, stream.epoch, table
-        self._express[stream.rid] = stream.lane = lane
 
     def _fail(self, stream: Stream, error: Exception) -> bytes:
         if isinstance(error, TokenError):
@@ -349,7 +309,7 @@ class PostprocWorker:
     def _open_all(self, opens: Iterable[Open], output: WorkerOutput) -> None:
         for opened in opens:
             self._marker[0] = opened.rid
-            self._express.pop(opened.rid, None)
+            self._express.drop(opened.rid)
             self._apart.discard(opened.rid)
             self.stats.opened += 1
             self._outbox.setdefault(opened.frontend, [])
@@ -388,6 +348,26 @@ class PostprocWorker:
         """Whether a request gets opened again: then rows before and after must not be joined."""
         rids = [opened.rid for step in steps for opened in step.opens]
         return len(set(rids)) != len(rids) or any(rid in self._streams for rid in rids)
+
+    def _run_several(self, steps: Sequence[StepRecords], blocked: Collection[int], output: WorkerOutput) -> None:
+        if blocked or self._held:
+            self._run_unblocked(steps, blocked, output)
+        elif not self._reopens(steps):
+            for step in steps:
+                self._open_all(step.opens, output)
+            self._run(self._merge(chain.from_iterable(map(self._rows, runs(steps)))), output)
+        else:
+            for step in steps:
+                self._open_all(step.opens, output)
+                self._run(step.record_rows(), output)
+
+    def _rows(self, run: Sequence[StepRecords]) -> Iterable[RecordRow]:
+        """Those of a step, or of several with the same usual rows."""
+        step = run[0]
+        if len(run) == 1:
+            return step.record_rows()
+        self.stats.coalesced += len(step.rids) * (len(run) - 1)
+        return zip(step.rids, step.indexes, zip(*(step.tokens for step in run)), repeat(None), repeat(None))
 
     def _run_unblocked(self, steps: Sequence[StepRecords], blocked: Collection[int], output: WorkerOutput) -> None:
         rows = self._held
@@ -428,12 +408,6 @@ class PostprocWorker:
         for (rid, index), (ids, entries, finishes) in merged.items():
             yield rid, index, ids, finishes[0] if finishes else None, entries
         yield from kept
-
-
-@lru_cache(maxsize=16)
-def _behind(tail: bytes) -> bytes:
-    """One for all streams that have the same, as in ``serve/chunks.py``."""
-    return b'"' + tail
 
 
 def _singles(

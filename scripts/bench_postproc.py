@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import random
 import re
 import struct
@@ -46,7 +47,7 @@ from tokenizers import Tokenizer
 from executor.engines.base import StepRow, TokenLogprob
 from executor.messages import Emissions, Open, StepRecords
 from executor.models import resolve_model
-from executor.wire import decode, encode
+from executor.wire import FrameReader, decode, encode
 from postproc_workers.spec import StreamSpec
 from postproc_workers.vocabulary import Vocabulary
 from postproc_workers.worker import PostprocWorker
@@ -247,7 +248,7 @@ def check_logprobs_floor(vocabulary: Vocabulary, least: Iterable[bytes], steps: 
     worker = PostprocWorker(vocabulary, POST_PROCESSORS)
     worker.receive([decode(steps[0])])  # type: ignore[list-item]
     for number, (frame, made) in enumerate(zip(steps[1:], least)):
-        payload = worker.receive([decode(frame)]).emissions[0].payload  # type: ignore[list-item]
+        payload = dict(worker.receive([decode(frame)]).emissions)[0].payload  # type: ignore[list-item]
         emissions = decode(made)
         alike = isinstance(emissions, Emissions) and emissions.payload == payload
         if not alike and 0 < number < len(steps) - 2:
@@ -258,10 +259,11 @@ def worker_seconds(vocabulary: Vocabulary, steps: Sequence[bytes]) -> float:
     """CPU seconds of a worker over all step frames; the first opens the streams and is not counted."""
     worker = PostprocWorker(vocabulary, POST_PROCESSORS)
     worker.receive([decode(steps[0])])  # type: ignore[list-item]
+    read = FrameReader(logging.getLogger("bench")).read
 
     def work() -> None:
         for frame in steps[1:]:
-            for emissions in worker.receive([decode(frame)]).emissions.values():  # type: ignore[list-item]
+            for _, emissions in worker.receive([read(frame)]).emissions:  # type: ignore[list-item]
                 encode(emissions)
 
     seconds = timed(work)

@@ -7,6 +7,7 @@ is lost.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -27,7 +28,7 @@ from executor.messages import (
 )
 from executor.proxy import GenerationExecutor
 from executor.request import GenerationRequest, SamplingParams
-from executor.wire import decode, encode
+from executor.wire import FrameReader, decode, encode
 from postproc_workers.deltas import POST_PROCESSORS as DELTAS
 from postproc_workers.hook import HookFactory
 from postproc_workers.post_processor import PostProcessor
@@ -196,6 +197,9 @@ class System:
             proxy.executor_joined()
         self.workers: dict[int, PostprocWorker] = {}
         self.inboxes: dict[int, list[bytes]] = {}
+        #: a column that comes again is the same object, as between processes
+        self._readers: dict[int, FrameReader] = {}
+        self._frontend_readers = [FrameReader(logging.getLogger("test")) for _ in self.proxies]
         self._make = lambda worker: PostprocWorker(
             vocabulary(names), ALL_POST_PROCESSORS, hook, worker=worker, stream_interval=stream_interval
         )
@@ -207,6 +211,7 @@ class System:
         """A worker joins; returns its id."""
         worker, self._next_worker = self._next_worker, self._next_worker + 1
         self.workers[worker], self.inboxes[worker] = self._make(worker), []
+        self._readers[worker] = FrameReader(logging.getLogger("test"))
         for proxy in self.proxies:
             proxy.worker_joined(worker, f"inproc://worker-{worker}")
         return worker
@@ -277,19 +282,22 @@ class System:
     def work(self, worker: int) -> list[tuple[int, bytes]]:
         """A worker handles all that waits for it. Its cancels go out; its emissions are returned, not delivered."""
         frames, self.inboxes[worker] = self.inboxes[worker], []
+        read = self._readers[worker].read
         output = self.workers[worker].receive(
-            [steps for frame in frames if isinstance(steps := decode(frame), StepRecords | Recall)]
+            [steps for frame in frames if isinstance(steps := read(frame), StepRecords | Recall)]
         )
         if output.cancels:
             self.core.receive(decode(encode(Cancel(worker, output.cancels))))
         for histories in output.histories:
             self.core.receive(decode(encode(histories)))
-        return [(frontend, encode(emissions)) for frontend, emissions in output.emissions.items()]
+        return [(frontend, encode(emissions)) for frontend, emissions in output.emissions]
 
     def deliver(self, frames: Iterable[tuple[int, bytes]]) -> None:
         """Emissions reach their front ends."""
         for frontend, frame in frames:
-            self.proxies[frontend].receive(decode(frame))
+            message = self._frontend_readers[frontend].read(frame)
+            assert message is not None
+            self.proxies[frontend].receive(message)
 
     def turn(self) -> None:
         """Everybody works once, and all messages arrive."""
@@ -355,7 +363,7 @@ class Bench:
         return b"".join(self.payloads[before:])
 
     def _take(self, output: WorkerOutput) -> None:
-        for emissions in output.emissions.values():
+        for _, emissions in output.emissions:
             assert isinstance(decode(encode(emissions)), Emissions)
             self.rows += emissions.rows()
             self.payloads += [row[5] for row in emissions.rows()]

@@ -53,14 +53,6 @@ class TokenLogprob(NamedTuple):
     top: Sequence[tuple[int, float]] = ()
 
 
-class Rids(tuple[int, ...]):
-    """A column of rids, kept: as long as the same rows come step after step, it is the same object, so whoever has
-    looked it over once knows it again by identity. packed: how it is written on the wire, once somebody has.
-    """
-
-    packed: bytes | None = None
-
-
 class StepRow(NamedTuple):
     """What one engine step made for one output.
 

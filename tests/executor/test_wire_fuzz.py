@@ -327,7 +327,7 @@ class Worker:
 
     def receive(self, messages: Sequence[StepRecords | Recall]) -> None:
         output = self.worker.receive(messages)
-        sent = [*output.emissions.items(), *output.overflow]
+        sent = output.emissions
         for frontend, emissions in sent:
             again = decode(encode(emissions))
             assert isinstance(again, Emissions)

@@ -103,7 +103,7 @@ def run(
         for at in range(len(rows_of(0)))
     ]
     for step in steps:
-        for emissions in worker.receive([step]).emissions.values():
+        for _, emissions in worker.receive([step]).emissions:
             for rid, _, _, _, flags, payload in emissions.rows():
                 got[rid].append((flags, payload))
     assert worker.open_requests == 0
@@ -141,7 +141,7 @@ def test_a_detokenizer_that_raises(name: str, data: st.DataObject, at: int, erro
         output = worker.receive([StepRecords.build([row._replace(rid=rid) for rid in range(2)])])
         ends += [
             (rid, flags)
-            for emissions in output.emissions.values()
+            for _, emissions in output.emissions
             for rid, _, _, _, flags, _ in emissions.rows()
             if flags & REQUEST_END
         ]

@@ -128,7 +128,7 @@ CASES: dict[str, tuple[StreamSpec, Vocabulary, list[str], Callable[[Sequence[str
 
 def emitted(worker: PostprocWorker, records: StepRecords) -> list[tuple[int, int, bytes]]:
     """What a step adds: (tokens, flags, bytes)."""
-    rows = [row for emissions in worker.receive([records]).emissions.values() for row in emissions.rows()]
+    rows = [row for _, emissions in worker.receive([records]).emissions for row in emissions.rows()]
     return [(count, flags, payload) for _, _, _, count, flags, payload in rows]
 
 

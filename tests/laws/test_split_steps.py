@@ -174,7 +174,7 @@ class Run:
         self.give(StepRecords([], [], [], [], opens=[Open(0, 0, 0, spec.encode(), delivered)]))
 
     def give(self, *steps: StepRecords) -> None:
-        for emissions in self._worker.receive(steps).emissions.values():
+        for _, emissions in self._worker.receive(steps).emissions:
             self.rows += emissions.rows()
 
 
@@ -235,7 +235,7 @@ def test_others_that_wait_are_joined_as_ever() -> None:
     specs = [spec_of(CHAT, split_steps=asked).encode() for asked in (True, False)]
     worker.receive([StepRecords([], [], [], [], opens=[Open(rid, 0, 0, spec) for rid, spec in enumerate(specs)])])
     waiting = [StepRecords.build([StepRow(rid, 0, [65 + step, 66]) for rid in range(2)]) for step in range(3)]
-    made = list(worker.receive(waiting).emissions[0].rows())
+    made = list(dict(worker.receive(waiting).emissions)[0].rows())
     assert [(rid, count) for rid, _, _, count, _, _ in made] == [(1, 6), *((0, count) for count in range(1, 7))]
     assert worker.stats.coalesced == 2
 
@@ -247,7 +247,7 @@ def test_the_set_of_such_streams_empties() -> None:
         spec = spec_of(CHAT, split_steps=asked).encode()
         worker.receive([StepRecords([], [], [], [], opens=[Open(0, 0, 0, spec)])])
         waiting = [StepRecords.build([StepRow(0, 0, [token])]) for token in (65, 66)]
-        assert len(worker.receive(waiting).emissions[0].rids) == chunks
+        assert len(dict(worker.receive(waiting).emissions)[0].rids) == chunks
     worker.receive([StepRecords.build([StepRow(0, 0, [], "stop")])])
     assert worker.open_requests == 0 and not worker._apart
 

@@ -105,7 +105,7 @@ def played(name: str, spec: StreamSpec, rows: Sequence[StepRow], interval: int =
     worker = PostprocWorker(marked(name)[1], ALL_POST_PROCESSORS, stream_interval=interval)
     steps = [StepRecords([], [], [], [], opens=[Open(0, 0, 0, spec.encode())])]
     steps += [StepRecords.build([row]) for row in rows]
-    emissions = [each for step in steps for each in worker.receive([step]).emissions.values()]
+    emissions = [each for step in steps for _, each in worker.receive([step]).emissions]
     return b"".join(row[5] for each in emissions for row in each.rows())
 
 

@@ -46,7 +46,7 @@ def bytes_by_rid(*outputs: WorkerOutput) -> dict[int, bytes]:
     """What each request got, over all front ends."""
     bodies: dict[int, bytes] = {}
     for output in outputs:
-        for emissions in output.emissions.values():
+        for _, emissions in output.emissions:
             for rid, _, _, _, _, payload in emissions.rows():
                 bodies[rid] = bodies.get(rid, b"") + payload
     return bodies
@@ -136,9 +136,7 @@ def test_a_request_fails_alone(where: str) -> None:
     cancels = [pair for output in outputs for pair in output.cancels]
     if where in ("arguments", "spec"):
         assert bodies[2] == b"" and cancels == [(2, -1)]
-        flags = [
-            r[4] for output in outputs for emissions in output.emissions.values() for r in emissions.rows() if r[0] == 2
-        ]
+        flags = [r[4] for output in outputs for _, emissions in output.emissions for r in emissions.rows() if r[0] == 2]
         assert flags == [REQUEST_END | FAILED | BODY]
     elif where == "hook's constructor":
         assert "OSError" in (merge_document(bodies[2], CHAT).error or {})["message"] and cancels == [(2, 0)]
@@ -147,7 +145,7 @@ def test_a_request_fails_alone(where: str) -> None:
         assert merged.error is not None and merged.choices[0].content == "Hello world, the"
         assert merged.error["type"] == "server_error" and cancels == [(2, 0)]
     assert worker.open_requests == 0 and worker.stats.failed == 1
-    indexes = {r[2] for output in outputs for emissions in output.emissions.values() for r in emissions.rows()}
+    indexes = {r[2] for output in outputs for _, emissions in output.emissions for r in emissions.rows()}
     assert indexes == {0}, "a front end drops rows of outputs that do not exist, and would wait for ever"
 
 
@@ -217,7 +215,7 @@ def test_a_failing_output_ends_the_whole_request() -> None:
 def test_a_spec_that_cannot_be_used(spec: bytes) -> None:
     worker = worker_of()
     output = worker.receive([StepRecords.build([row(HELLO[:1], rid=7)], [Open(7, 3, 2, spec)])])
-    assert list(output.emissions[2].rows()) == [(7, 3, 0, 0, REQUEST_END | FAILED | BODY, b"")]
+    assert list(dict(output.emissions)[2].rows()) == [(7, 3, 0, 0, REQUEST_END | FAILED | BODY, b"")]
     assert output.cancels == [(7, -1)] and worker.open_requests == 0
     assert (worker.stats.failed, worker.stats.late) == (1, 1)
 
@@ -225,7 +223,7 @@ def test_a_spec_that_cannot_be_used(spec: bytes) -> None:
 def test_rows_of_unknown_requests_are_late() -> None:
     worker = worker_of()
     output = worker.receive([StepRecords.build([row([1, 2], rid=5), row([], "abort", rid=6)])])
-    assert output.emissions == {} and output.cancels == [] and worker.stats.late == 2
+    assert output.emissions == [] and output.cancels == [] and worker.stats.late == 2
 
 
 def test_tokens_behind_an_end_are_late_and_say_nothing() -> None:
@@ -243,7 +241,7 @@ def test_emissions_go_to_the_front_end_that_waits() -> None:
     worker = worker_of()
     opens = [opened(rid, spec_of(CHAT), frontend=rid % 2) for rid in range(4)]
     output = worker.receive([StepRecords.build([row(HELLO[:1], rid=rid) for rid in range(4)], opens)])
-    assert {frontend: [r[0] for r in emissions.rows()] for frontend, emissions in output.emissions.items()} == {
+    assert {frontend: [r[0] for r in emissions.rows()] for frontend, emissions in output.emissions} == {
         0: [0, 2],
         1: [1, 3],
     }
@@ -256,7 +254,7 @@ def test_a_reopened_request_starts_again() -> None:
     second = worker.receive(
         [StepRecords.build([row(HELLO[2:3], rid=1)]), StepRecords.build([row(HELLO[:2], rid=1)], [again])]
     )
-    rows = list(second.emissions[0].rows())
+    rows = list(dict(second.emissions)[0].rows())
     assert [(r[1], r[3]) for r in rows] == [(0, 3), (1, 2)]
     assert bytes_by_rid(first)[1].startswith(b"data: ") and b'" world"' in rows[1][5] and b"role" not in rows[1][5]
     assert worker.open_requests == 1
@@ -339,8 +337,8 @@ def test_what_is_a_blocked_front_ends_waits_and_nobody_else_does(blocked: list[t
     for at, (token, full) in enumerate(zip(HELLO, blocked)):
         end = "length" if at == len(HELLO) - 1 else None
         outputs.append(worker.receive([StepRecords.build([row([token], end, rid=rid) for rid in (0, 1)])], full))
-        assert sorted(outputs[-1].emissions) == [frontend for frontend in (0, 1) if frontend not in full]
-        for frontend, emissions in outputs[-1].emissions.items():
+        assert sorted(dict(outputs[-1].emissions)) == [frontend for frontend in (0, 1) if frontend not in full]
+        for frontend, emissions in outputs[-1].emissions:
             assert emissions.counts[-1] == at + 1, f"front end {frontend} lags behind"
         assert worker.holds == bool(full)
     outputs.append(worker.receive([]))
@@ -360,7 +358,7 @@ def test_what_is_held_comes_again_with_a_new_executor_or_a_new_open() -> None:
     bench.worker.receive([again], blocked=(0,))
     anew = StepRecords.build([row(HELLO[:3])], [Open(0, 1, 0, spec_of(CHAT).encode(), [(1, False)])])
     anew.incarnation = 1
-    (emissions,) = bench.worker.receive([anew]).emissions.values()
+    ((_, emissions),) = bench.worker.receive([anew]).emissions
     assert [(row[1], row[3]) for row in emissions.rows()] == [(1, 3)]
     assert b"world," in emissions.payload and b"Hello" not in emissions.payload
 
@@ -382,7 +380,7 @@ def test_ends_and_odd_rows_in_a_usual_step_keep_their_place() -> None:
     assert bodies[3].choices[0].content == "Helloé"
     assert (bodies[4].choices[0].content, bodies[4].choices[0].finish_reason) == ("Hello world world", "length")
     assert bodies[5].choices[0].content == "Hello world world" and bodies[5].error is not None
-    assert worker.stats.late == 3 and sorted(outputs[1].emissions[0].rids) == [0, 1, 2, 4, 5, 5]
+    assert worker.stats.late == 3 and sorted(dict(outputs[1].emissions)[0].rids) == [0, 1, 2, 4, 5, 5]
 
 
 def test_logprobs_of_a_backlog_stay_with_their_tokens() -> None:
@@ -534,7 +532,7 @@ def test_the_messages_of_one_batch_are_cut_by_size(monkeypatch: pytest.MonkeyPat
     worker, spec = worker_of(), spec_of(CHAT)
     worker.receive([StepRecords([], [], [], [], opens=[opened(rid, spec) for rid in range(20)])])
     output = worker.receive([StepRecords.build([row(HELLO[:1], rid=rid) for rid in range(20)])])
-    messages = [output.emissions[0], *(message for _, message in output.overflow)]
+    messages = [message for _, message in output.emissions]
     assert len(messages) > 1 and all(len(message.payload) <= 1000 for message in messages)
     assert [rid for message in messages for rid in message.rids] == list(range(20))
 
@@ -612,10 +610,10 @@ def test_what_an_older_executor_has_left_behind_is_dropped() -> None:
     old = StepRecords.build([row(HELLO[1:2])])
     output = bench.worker.receive([old, Recall(1), old])
     assert told(output.histories[0].steps) == [(0, HELLO[:1], None)]
-    assert output.emissions == {} and bench.worker.stats.stale == 2
+    assert output.emissions == [] and bench.worker.stats.stale == 2
     new = StepRecords.build([row(HELLO[1:2])])
     new.incarnation = 1
-    assert bench.worker.receive([old, new]).emissions[0].counts == (2,)
+    assert dict(bench.worker.receive([old, new]).emissions)[0].counts == [2]
 
 
 def test_the_request_in_hand_is_marked() -> None:

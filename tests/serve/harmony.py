@@ -100,7 +100,7 @@ def play_steps(
     worker.receive([StepRecords([], [], [], [], opens=[Open(0, 0, 0, spec.encode(), delivered)])])
     parts = []
     for step in steps:
-        emissions = worker.receive([StepRecords.build([step])]).emissions.get(0)
+        emissions = dict(worker.receive([StepRecords.build([step])]).emissions).get(0)
         parts.append(b"".join(row[5] for row in emissions.rows()) if emissions is not None else b"")
     assert worker.open_requests == 0
     return parts

@@ -58,7 +58,7 @@ class Scripted(GenerationExecutor):
         steps = [StepRecords([], [], [], [], opens=[Open(request.rid, 0, 0, request.spec)])]
         steps += [StepRecords.build([row]) for row in (*rows, StepRow(request.rid, 0, (), last))]
         for step in steps:
-            for emissions in worker.receive([step]).emissions.values():
+            for _, emissions in worker.receive([step]).emissions:
                 for row in emissions.rows():
                     sink.feed(row[5], row[4])
 

@@ -1,0 +1,48 @@
+"""Columns of rids: which requests the rows of a step are about, in order.
+
+The rows of a batch are the same ones step after step, until a request ends or another begins. So what is known of a
+column is kept for as long as it stays, and changed where it changes (``executor/pending.py``,
+``postproc_workers/express.py``): otherwise all of it would have to be found out for every row of every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Rids(tuple[int, ...]):
+    """A column that is kept: as long as the same rows come step after step, it is the same object, so whoever has
+    looked it over once knows it again by identity. packed: how it is written on the wire, once somebody has.
+    """
+
+    packed: bytes | None = None
+
+
+class Change(NamedTuple):
+    """How a column became another: first the places of the old one in ``gone`` went, then those of the new one in
+    ``come`` were filled. Both ascend."""
+
+    gone: Sequence[int]
+    come: Sequence[int]
+
+
+def change(old: Sequence[int], new: Sequence[int]) -> Change | None:
+    """What happened between two columns, neither of which has a rid twice. None if the others are not in the same
+    order, or if it is more than a fourth of them: then it is as well to begin anew."""
+    before, after = set(old), set(new)
+    lost, won = before - after, after - before
+    if 4 * (len(lost) + len(won)) > len(new):
+        return None
+    made = Change(sorted(map(old.index, lost)), sorted(map(new.index, won)))
+    return made if _without(old, made.gone) == _without(new, made.come) else None
+
+
+def _without(values: Sequence[int], places: Sequence[int]) -> list[int]:
+    rest: list[int] = []
+    start = 0
+    for place in places:
+        rest += values[start:place]
+        start = place + 1
+    rest += values[start:]
+    return rest

@@ -1,0 +1,128 @@
+"""Requests that are fed by column: what each is told is what a row of its own would have told."""
+
+from __future__ import annotations
+
+import pytest
+
+from executor.messages import OUTPUT_END, REQUEST_END, Emissions, Message, Resubmit, WorkerLost
+from executor.pending import Cohort, Pending
+from executor.proxy import GenerationExecutor
+from executor.rids import Rids
+from tests.helpers import CHAT, Client, request_of, spec_of
+
+RIDS = Rids((3, 4, 5))
+
+
+class Wired(GenerationExecutor):
+    """A proxy whose messages are kept, with three requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[Message] = []
+        self.connect_in_process(self.sent.append)
+        self.clients = [Client() for _ in RIDS]
+        for rid, client in zip(RIDS, self.clients):
+            self.open(request_of(rid, spec_of(CHAT)), client)
+
+    def column(self, count: int, *, epoch: int = 0, worker: int = 0, rids: Rids = RIDS) -> None:
+        """A row of each request, as a column."""
+        n = len(rids)
+        self.receive(
+            Emissions(worker, rids, [epoch] * n, [0] * n, [count] * n, [0] * n, [2] * n, b"%02d" % (count % 100) * n)
+        )
+
+    def row(self, rid: int, count: int, flags: int = 0, *, epoch: int = 0, worker: int = 0) -> None:
+        self.receive(Emissions.build(worker, [(rid, epoch, 0, count, flags, b"..")]))
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [client.body for client in self.clients]
+
+    def told(self) -> list[int]:
+        """How much the executor would hear that each has."""
+        return [self.tokens_of(rid) for rid in RIDS]
+
+
+@pytest.fixture
+def proxy() -> Wired:
+    return Wired()
+
+
+def test_columns_feed_and_are_told(proxy: Wired) -> None:
+    for count in (1, 2, 3):
+        proxy.column(count)
+    assert proxy.bodies == [b"010203"] * 3 and proxy.told() == [3] * 3 and proxy.late_rows == 0
+    proxy.worker_lost(0)
+    lost = proxy.sent[-1]
+    assert isinstance(lost, WorkerLost) and lost.delivered == {rid: [(3, False)] for rid in RIDS}
+
+
+def test_a_row_between_columns_counts(proxy: Wired) -> None:
+    proxy.column(1)
+    proxy.row(4, 2)
+    assert proxy.told() == [1, 2, 1]
+    proxy.column(3)
+    assert proxy.told() == [3] * 3 and proxy.bodies == [b"0103", b"01..03", b"0103"]
+
+
+def test_an_end_leaves_the_others_what_they_have(proxy: Wired) -> None:
+    proxy.column(1)
+    proxy.column(2)
+    proxy.row(4, 3, OUTPUT_END | REQUEST_END)
+    assert [proxy.tokens_of(rid) for rid in (3, 5)] == [2, 2] and proxy.open_requests == 2
+    proxy.column(3)  # what is late for one is not for the others
+    assert proxy.late_rows == 1 and proxy.bodies == [b"010203", b"0102..", b"010203"]
+    proxy.column(4, rids=Rids((3, 5)))
+    assert [proxy.tokens_of(rid) for rid in (3, 5)] == [4, 4]
+
+
+def test_a_request_that_nobody_reads_any_more(proxy: Wired) -> None:
+    proxy.column(1)
+    proxy.discard(4)
+    proxy.column(2)
+    assert proxy.bodies == [b"0102", b"01", b"0102"] and proxy.told() == [2, 2, 2]
+
+
+def test_another_worker_takes_over_in_the_middle(proxy: Wired) -> None:
+    proxy.column(1)
+    proxy.row(4, 2, epoch=1, worker=1)
+    proxy.column(2)  # the last words of the first: late for the one that is elsewhere
+    assert proxy.late_rows == 1 and proxy.bodies == [b"0102", b"01..", b"0102"] and proxy.told() == [2, 2, 2]
+    proxy.column(7, epoch=1, worker=1)
+    proxy.worker_lost(0)
+    lost = proxy.sent[-1]
+    assert isinstance(lost, WorkerLost) and lost.delivered == {}
+    assert proxy.told() == [7] * 3 and proxy.late_rows == 1
+    proxy.column(8)  # of the lost one
+    assert proxy.late_rows == 4 and proxy.told() == [7] * 3
+
+
+def test_a_new_executor_hears_of_the_columns(proxy: Wired) -> None:
+    proxy.column(1)
+    proxy.column(2)
+    proxy.executor_lost()
+    proxy.executor_joined()
+    resubmits = [message for message in proxy.sent if isinstance(message, Resubmit)]
+    assert [resubmit.delivered for resubmit in resubmits] == [[(2, False)]] * 3
+
+
+def test_the_same_request_twice_is_no_column(proxy: Wired) -> None:
+    proxy.column(1, rids=Rids((3, 3, 4)))
+    assert proxy.bodies == [b"0101", b"01", b""] and proxy.told() == [1, 1, 0]
+
+
+def test_failing_all_in_the_middle_of_columns(proxy: Wired) -> None:
+    proxy.column(1)
+    proxy.fail_all("over")
+    proxy.column(2)
+    assert proxy.late_rows == 3 and proxy.open_requests == 0
+
+
+def test_what_does_not_fit() -> None:
+    def pending(epoch: int = 0, read: bool = True) -> Pending:
+        return Pending(Client() if read else None, request_of(1, spec_of(CHAT)), epoch=epoch, counts=[0], ends=[False])
+
+    assert Cohort.fits(RIDS, [0] * 3, [pending(), pending(), pending()])
+    assert not Cohort.fits(RIDS, [0] * 3, [pending(), None, pending()])
+    assert not Cohort.fits(RIDS, [0] * 3, [pending(), pending(read=False), pending()])
+    assert not Cohort.fits(RIDS, [0, 1, 0], [pending(), pending(epoch=2), pending()])

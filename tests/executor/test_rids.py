@@ -1,0 +1,37 @@
+"""Columns of rids, and how one became another."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.rids import Change, Rids, change
+
+COLUMN = st.lists(st.integers(0, 30), unique=True, max_size=20)
+
+
+@given(COLUMN, COLUMN)
+def test_a_change_turns_the_old_column_into_the_new(old: list[int], new: list[int]) -> None:
+    how = change(old, new)
+    if how is not None:
+        made = [rid for at, rid in enumerate(old) if at not in how.gone]
+        for at in how.come:
+            made.insert(at, new[at])
+        assert made == new
+
+
+@given(COLUMN.filter(lambda column: len(column) > 7), st.data())
+def test_one_that_goes_and_one_that_comes_are_found(old: list[int], data: st.DataObject) -> None:
+    gone = data.draw(st.integers(0, len(old) - 1))
+    new = old[:gone] + old[gone + 1 :]
+    come = data.draw(st.integers(0, len(new)))
+    new.insert(come, 99)
+    assert change(Rids(old), Rids(new)) == Change([gone], [come])
+
+
+def test_what_is_no_small_change() -> None:
+    column = list(range(12))
+    assert change(column, column) == Change([], [])
+    assert change(column, column[::-1]) is None, "another order"
+    assert change(column, column[4:]) is None, "a third of it"
+    assert change([], column) is None
