@@ -50,6 +50,7 @@ class ServerFacts:
     record, record_prompts: whether streams are recorded, and whether with their prompts.
     reasoning_alias: reasoning is sent under the key ``reasoning`` too.
     tokenizer: path that a recording gives for its tokenizer; "" for none.
+    root: what a client may load the tokenizer from: a name on the hub, or a path on this machine; "" for the name.
     """
 
     model: str
@@ -65,6 +66,7 @@ class ServerFacts:
     record_prompts: bool = False
     reasoning_alias: bool = False
     tokenizer: str = ""
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -224,6 +225,7 @@ def test_models(replay_server: Callable[[int], Server]) -> None:
     url = replay_server(1).url
     (card,) = asyncio.run(fetch(url, "/v1/models", method="GET")).json()["data"]
     assert card["id"] == "replay" and card["object"] == "model" and card["max_model_len"] == 2**20
+    assert (Path(card["root"]) / "tokenizer.json").is_file()
     assert asyncio.run(fetch(url, "/v1/models/replay", method="GET")).json() == card
     assert_error(asyncio.run(fetch(url, "/v1/models/gpt-17", method="GET")), 404, "model", "model_not_found", "gpt-17")
 

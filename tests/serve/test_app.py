@@ -578,7 +578,7 @@ def test_wrong_methods(method: str, path: str, allow: bytes) -> None:
 def test_the_models_card(path: str) -> None:
     served = Served(replace(FACTS, model=path.removeprefix("/v1/models/")))
     card = run(served.call(path, method="GET")).json()
-    assert card["id"] == path.removeprefix("/v1/models/") and card["max_model_len"] == 500
+    assert card["id"] == card["root"] == path.removeprefix("/v1/models/") and card["max_model_len"] == 500
     assert run(served.call("/v1/models", method="GET")).json() == {"object": "list", "data": [card]}
     assert run(served.call("/v1/models/other", method="GET")).status == 404
 
