@@ -33,7 +33,8 @@ RETRY = 0.005
 
 
 class ExecutorCore:
-    """Joins an engine and a dispatcher. ``receive`` takes a message, ``step`` moves what the engine has made.
+    """Joins an engine and a dispatcher. ``receive`` takes a message, ``step`` moves what the engine has made; before
+    the messages that have come together ``tick`` says when that is.
 
     incarnation: how many executors this server has had before. frontends: how many front ends will say what they have.
     clock: seconds of CPU; what the engine takes of them is counted (``engine_seconds``). wall: seconds by the wall.
@@ -91,6 +92,10 @@ class ExecutorCore:
         """Start the engine; see ``Engine.start``."""
         return self._engine.start(wake)
 
+    def tick(self, stamp: int) -> None:
+        """The time, nanoseconds: what comes from here on is timed from it."""
+        self._now = stamp
+
     def receive(self, message: Message) -> None:
         """Handle one message from a front end, a worker or the launcher; others are logged and dropped."""
         handler = self._handlers.get(type(message))
@@ -105,7 +110,7 @@ class ExecutorCore:
     def step(self, stamp: int, busy: Container[int] = ()) -> list[tuple[int, StepRecords]]:
         """Collect what the engine made and return what goes to each worker that is not busy. stamp: the time,
         nanoseconds."""
-        self._now = stamp
+        self.tick(stamp)
         begin, since = self._clock(), self._wall()
         parts = self._engine.collect()
         self.collecting = self._wall() - since if parts else None

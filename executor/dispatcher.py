@@ -224,8 +224,7 @@ class Dispatcher:
             limbo.discard(rid)
         if route is not None and route.worker is not None:
             self._load[route.worker].discard(rid)
-        if not self._routes:
-            self._ledger.settle()  # it keeps nothing of what is over
+        self._rest()
         return open_ones
 
     @property
@@ -262,7 +261,14 @@ class Dispatcher:
             route.epoch = min(route.epoch + 1, MAX_EPOCH)
             self.resumed += 1
             self._place(rid, delivered)
+        self._rest()
         return condemned
+
+    def _rest(self) -> None:
+        """Where nothing is open, keep nothing of what was."""
+        if not self._routes:
+            self._ledger.settle()
+            self._cohort = Cohort(Rids(), self._usual)
 
     def frontend_lost(self, frontend: int) -> None:
         """A front end is gone, and its requests are released. The workers stay: another one will come in its place."""

@@ -378,6 +378,7 @@ class GenerationExecutor:
     def _forget(self, rid: int) -> None:
         self._pending.pop(rid).alone()
         if not self._pending:
+            self._cohorts.clear()
             self._idle.set()
 
 

@@ -28,6 +28,8 @@ class ResultSink:
 
     def __init__(self, result: GenerationResult) -> None:
         self._result = result
+        #: whether an output has been aborted; the handle is told at the request's end, behind the tokens of all outputs
+        self._aborted = False
 
     def feed(self, payload: bytes, flags: int) -> None:
         try:
@@ -37,6 +39,8 @@ class ResultSink:
             self._result.deliver(ResultError(f"the worker's answer cannot be read: {error}"))
         if flags & FAILED and not payload:
             self._result.deliver(ResultError("the request was refused by its worker"))
+        elif flags & REQUEST_END and self._aborted:
+            self._result.deliver(AbortedError("the generation was aborted"))
         elif flags & REQUEST_END:
             # Every result ends, also where a post-processor's last step did not say so.
             self._result.deliver(ResultError("the request ended without a result"))
@@ -53,6 +57,8 @@ class ResultSink:
         elif step.index >= len(self._result.outputs):
             raise WireError(f"delta: there is no output {step.index}")
         elif step.finish_reason == "abort":
-            self._result.deliver(AbortedError("the generation was aborted"))
+            self._aborted = True
+            if step.token_ids or step.text:  # they were generated before the abort, and came in the same row
+                self._result.deliver(step._replace(finish_reason=None))
         else:
             self._result.deliver(step)

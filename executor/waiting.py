@@ -21,7 +21,7 @@ class WaitingRequests:
         self._max_tokens, self._timeout_ns = max_tokens, int(timeout * 1e9)
         #: rid -> (prompt tokens, the time at which it came, nanoseconds), oldest first
         self._entries: dict[int, tuple[int, int]] = {}
-        #: the last column whose requests have left
+        #: the last column whose requests have left, as long as others wait
         self._left = Rids()
 
     def __len__(self) -> int:
@@ -43,13 +43,15 @@ class WaitingRequests:
         entry = self._entries.pop(rid, None)
         if entry is not None:
             self.tokens -= entry[0]
+            if not self._entries:
+                self._left = Rids()
 
     def leave_all(self, rids: Rids) -> None:
         """Requests of a column have a token. One that is waiting comes in no column that was there before."""
         if self._entries and rids is not self._left:
+            self._left = rids
             for rid in self._entries.keys() & rids:
                 self.leave(rid)
-        self._left = rids
 
     def expired(self, now: int) -> list[int]:
         """Requests that have waited too long; they leave."""

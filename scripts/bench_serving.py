@@ -45,10 +45,10 @@ def _run(work: Coroutine[Any, Any, Report]) -> Report:
 
 def _write(options: Options, done: Report) -> None:
     figures = done.figures
-    if options.save_result or options.save_detailed:
+    if options.save_result or options.save_detailed or options.append_result:
         kept = {key: value for key, value in figures.items() if options.save_detailed or key not in DETAILS}
         file = report.file_of(options, figures["model_id"], figures["date"])
-        report.save(kept, file)
+        report.save(kept, file, options.append_result)
         _say(f"written: {file}")
     if options.plot is not None:
         plot.draw(done.outcomes, figures, options.plot)

@@ -50,6 +50,7 @@ class ServerFacts:
     record, record_prompts: whether streams are recorded, and whether with their prompts.
     reasoning_alias: reasoning is sent under the key ``reasoning`` too.
     tokenizer: path that a recording gives for its tokenizer; "" for none.
+    root: what a client may load the tokenizer from: a name on the hub, or a path on this machine; "" for the name.
     """
 
     model: str
@@ -65,6 +66,7 @@ class ServerFacts:
     record_prompts: bool = False
     reasoning_alias: bool = False
     tokenizer: str = ""
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def admit_chat(
     spec = chat_spec(
         request, prompt=prompt, prompt_tokens=len(prompt_ids), facts=facts, minted=minted, streaming=request.stream
     )
-    return GenerationRequest(minted.rid, [prompt_ids], sampling, spec.encode(), request.n)
+    return GenerationRequest(minted.rid, [prompt_ids], sampling, spec.encode(), request.outputs)
 
 
 def admit_completion(
@@ -143,13 +145,21 @@ def _check_common(request: AnyRequest, prompts: Sequence[Sequence[int]], facts: 
     _room(param, max(map(len, prompts)), facts)  # before the ids are looked at: millions of them take a while
     for ids in prompts:
         _check_ids(param, ids, facts)
-    if request.n > facts.max_n:
-        raise _invalid("n", f"must be at most {facts.max_n}, got {request.n}")
-    if request.n * len(prompts) > MAX_OUTPUTS:
-        raise _invalid(
-            "n", f"times the number of prompts must be at most {MAX_OUTPUTS}, got {request.n * len(prompts)}"
-        )
+    _check_outputs(request, len(prompts), facts)
     _check_stream_options(request)
+
+
+def _check_outputs(request: AnyRequest, prompts: int, facts: ServerFacts) -> None:
+    n, param = request.outputs, "n"
+    if isinstance(request, ChatCompletionRequest) and request.scaffolding is not None:
+        param = "scaffolding.n"
+        if _needs_logprobs(request) and "logprobs" not in facts.supported:
+            reason = f"{request.scaffolding.method} needs log-probabilities, which the engine does not give"
+            raise _unsupported("scaffolding.method", reason)
+    if n > facts.max_n:
+        raise _invalid(param, f"must be at most {facts.max_n}, got {n}")
+    if n * prompts > MAX_OUTPUTS:
+        raise _invalid(param, f"times the number of prompts must be at most {MAX_OUTPUTS}, got {n * prompts}")
 
 
 def _check_stream_options(request: AnyRequest) -> None:
@@ -228,8 +238,13 @@ def _normal(values: dict[str, Any]) -> dict[str, Any]:
 
 def _logprobs(request: AnyRequest) -> int | None:
     if isinstance(request, ChatCompletionRequest):
-        return request.top_logprobs if request.logprobs else None
+        return request.top_logprobs if request.logprobs else 0 if _needs_logprobs(request) else None
     return request.logprobs
+
+
+def _needs_logprobs(request: ChatCompletionRequest) -> bool:
+    """Whether an answer is chosen by them, whoever is told them."""
+    return request.scaffolding is not None and request.scaffolding.method == "best_of_n"
 
 
 def _max_tokens(request: AnyRequest, facts: ServerFacts, prompt_tokens: int) -> int:
@@ -299,7 +314,11 @@ def chat_spec(
     if facts.record:
         kept = prompt if facts.record_prompts else args["prompt_tail"]
         recording = recorded_chat(request, kept, _recorded_server(request, facts, minted))
-    spec = _spec(request, "chat", args, request.n, prompt_tokens, streaming, recording)
+    endpoint = "chat"
+    if request.scaffolding is not None:
+        endpoint = "scaffolding"
+        args |= {"scaffolding": request.scaffolding.model_dump(), "streaming": streaming}
+    spec = _spec(request, endpoint, args, request.outputs, prompt_tokens, streaming, recording)
     if not request.stop_in_reasoning:
         spec = replace(spec, stop_gate=reasoning_gate(facts.reasoning_parser, args["prompt_tail"]))
     # A format's markers may be special tokens, and its parser has to see them.
@@ -335,7 +354,7 @@ def _common_args(request: AnyRequest, facts: ServerFacts, minted: Minted) -> dic
         "id": minted.response_id,
         "created": minted.created,
         "model": request.model or facts.model,
-        "n": request.n,
+        "n": request.outputs,
         "include_usage": options.include_usage,
         "continuous_usage": options.include_usage and options.continuous_usage_stats,
     }

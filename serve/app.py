@@ -146,6 +146,8 @@ class App:
         prompt, ids = await self._prompts.chat(request)
         minted = self._gateway.mint("chatcmpl-")
         admitted = admit_chat(request, prompt=prompt, prompt_ids=ids, facts=self._facts, minted=minted)
+        if request.scaffolding is not None:
+            self.metrics.scaffolding.labels(request.scaffolding.method).inc()
         return await self._gateway.answer(admitted, request.stream, scope, receive, send, headers)
 
     async def _completions(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
@@ -194,7 +196,7 @@ class App:
 
     def _model_card(self) -> dict[str, Any]:
         card = {"id": self._facts.model, "object": "model", "created": int(self._state.started), "owned_by": "tailrace"}
-        return card | {"max_model_len": self._facts.max_model_len}
+        return card | {"root": self._facts.root or self._facts.model, "max_model_len": self._facts.max_model_len}
 
     async def _health(self, scope: Scope, receive: Receive, send: Send, headers: list[Header]) -> int:
         """503 with the reason while nobody is admitted or no worker lives."""

@@ -106,3 +106,14 @@ class Folded:
             if event.index == len(self.tool_calls):
                 self.tool_calls.append(ToolCall(event.id or "", event.name or ""))
             self.tool_calls[event.index].arguments.append(event.arguments)
+
+    def events(self) -> list[Event]:
+        """The fold as events again, as few as it takes: merged they say the same."""
+        events: list[Event] = []
+        if self.reasoning:
+            events.append(ReasoningDelta("".join(self.reasoning)))
+        if self.content:
+            events.append(ContentDelta("".join(self.content)))
+        for index, call in enumerate(self.tool_calls):
+            events.append(ToolCallDelta(index, "".join(call.arguments), call.id, call.name))
+        return events

@@ -38,6 +38,7 @@ def server_facts(
         record_prompts=config.record_prompts,
         reasoning_alias=config.reasoning_alias,
         tokenizer=str(_tokenizer_file(tokenizer)),
+        root=_root(config, files, tokenizer),
     )
 
 
@@ -50,6 +51,15 @@ def default_sampling(config: Config, files: ModelFiles | None) -> dict[str, Any]
         return {}
     presets = json.loads(path.read_text(encoding="utf-8"))
     return {name: presets[name] for name in PRESETS if presets.get(name) is not None}
+
+
+def _root(config: Config, files: ModelFiles | None, tokenizer: Path) -> str:
+    """The hub's name of the model, if it came from there with its tokenizer; else where the tokenizer lies. Clients
+    that count or make up tokens, as ``vllm bench serve`` does, load it from what the model card says here."""
+    name = config.model
+    if name is None or config.tokenizer is not None or files is None or Path(name).expanduser().exists():
+        return str(tokenizer.resolve())
+    return name
 
 
 def _tokenizer_file(source: Path) -> Path:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -35,12 +34,12 @@ from executor.child import ChildError
 from executor.engines.base import EngineInfo
 from executor.models import ModelError, ModelFiles, resolve_model
 from executor.proxy import GenerationExecutor
-from executor.request import PostprocWorkerConfig
 from postproc_workers.hook import load_hook
 from postproc_workers.pool import WorkerPool
 from postproc_workers.replay import POST_PROCESSORS
 from serve.access import check_access
 from serve.admission import ServerFacts
+from serve.children import Children
 from serve.config import Config
 from serve.executor_seat import ExecutorSeat
 from serve.facts import server_facts
@@ -125,7 +124,7 @@ class Launcher:
         self._tokenizer_source = Path(config.tokenizer) if config.tokenizer else self._model_dir()
         self._run_dir = RunDirectory.make()
         self._state = ServerState()
-        self._addresses = [self._address(f"frontend-{number}") for number in range(config.num_serve_frontends)]
+        self._children = Children(config, self._run_dir.path)
         #: one of them: the front end in this process, or those that are processes
         self._frontend = Frontend(config, self._state) if config.num_serve_frontends == 1 else None
         self._frontends = self._frontend_pool() if self._frontend is None else None
@@ -153,16 +152,18 @@ class Launcher:
     async def _start(self) -> None:
         begin = time.monotonic()
         if self._frontend is not None:
-            self._frontend.listen(self._addresses[0])
+            self._frontend.listen(self._children.frontends[0])
         tokenizer, info = await self._load()
-        worker = self._worker_config(info, worker_tokenizer(tokenizer, self._tokenizer_source, self._run_dir.path))
+        source = worker_tokenizer(tokenizer, self._tokenizer_source, self._run_dir.path)
+        worker = self._children.worker_config(info, source, POST_PROCESSORS, self._record_dir())
         await self._start_workers(worker)
         facts = await self._start_http(tokenizer, Model(self._files, self._tokenizer_source, info), worker)
         self._banner(info, facts, time.monotonic() - begin)
 
     def _frontend_pool(self) -> FrontendPool:
+        children = self._children
         return FrontendPool(
-            self._config, self._state, self._run_dir.path, self._addresses, self._address("executor"), self._give_up
+            self._config, self._state, self._run_dir.path, children.frontends, children.executor, self._give_up
         )
 
     @property
@@ -185,7 +186,7 @@ class Launcher:
         prompts = Prompts(tokenizer)
         prompts.close()  # only its template is looked at here: what cannot be served is found before processes start
         facts = server_facts(self._config, model.files, model.info, prompts, model.tokenizer)
-        _say(f"starting {len(self._addresses)} front ends ...")
+        _say(f"starting {len(self._children.frontends)} front ends ...")
         address = self._config.host, self._listener.getsockname()[1]
         await self._frontends.start(address, model, self._pool, worker if alone else None)
         return facts
@@ -198,8 +199,8 @@ class Launcher:
         try:
             _say(f"starting the {self._config.engine} engine ...")
             self._executor = ExecutorSeat(
-                self._config, self._address("executor"), self._addresses, await self._engine_args(loading), self._told,
-                self._state, self._give_up,
+                self._config, self._children.executor, self._children.frontends, await self._engine_args(loading),
+                self._told, self._state, self._give_up,
             )  # fmt: skip
             tasks.append(asyncio.create_task(self._executor.start()))
             tokenizer, info = await asyncio.gather(*tasks)
@@ -208,30 +209,8 @@ class Launcher:
         return tokenizer, info
 
     async def _engine_args(self, tokenizer: asyncio.Task[PreTrainedTokenizerBase]) -> dict[str, Any]:
-        args = self._config.engine_args(str(self._files.directory) if self._files else None)
-        if self._config.engine != "replay":
-            return args
-        # Without a vocabulary of its own it takes the tokenizer's, and leaves its special tokens out.
-        loaded = await tokenizer
-        own = {"vocab_size": len(loaded), "special_token_ids": sorted(set(loaded.all_special_ids))}
-        return {"config": own | dict(self._config.engine_config)}
-
-    def _worker_config(self, info: EngineInfo, tokenizer: str) -> dict[str, Any]:
-        postproc = PostprocWorkerConfig(
-            num_postprocess_workers=self._config.num_postprocess_workers,
-            tokenizer=tokenizer,
-            post_processors=POST_PROCESSORS,
-            post_processor_hook=self._config.post_processor_hook,
-            vocab_size=info.vocab_size,
-        )
-        return {
-            "executor": self._address("executor"),
-            "frontends": self._addresses,
-            "postproc": dataclasses.asdict(postproc),
-            "stream_interval": self._config.stream_interval,
-            "record_dir": self._record_dir(),
-            "log_level": self._config.log_level,
-        }
+        """Only the replay engine waits for the tokenizer."""
+        return self._children.engine_args(self._files, await tokenizer if self._config.engine == "replay" else None)
 
     async def _start_workers(self, config: Mapping[str, Any]) -> None:
         size, told = self._config.num_postprocess_workers, self._told
@@ -239,7 +218,7 @@ class Launcher:
             return
         _say(f"starting {size} post-processing worker{'s' if size > 1 else ''} ...")
         self._pool = WorkerPool(
-            size, config, self._worker_address, told.worker_joined, told.worker_lost, self._give_up,
+            size, config, self._children.worker, told.worker_joined, told.worker_lost, self._give_up,
             hang_timeout=self._config.hang_timeout,
         )  # fmt: skip
         await self._pool.start()
@@ -257,12 +236,6 @@ class Launcher:
     def _model_dir(self) -> Path:
         assert self._files is not None
         return self._files.directory
-
-    def _address(self, name: str) -> str:
-        return f"ipc://{self._run_dir.path}/{name}"
-
-    def _worker_address(self, worker: int) -> str:
-        return self._address(f"worker-{worker}")
 
     def _banner(self, info: EngineInfo, facts: ServerFacts, seconds: float) -> None:
         host, port = self._listener.getsockname()[:2]

@@ -17,6 +17,7 @@ from executor.histogram import BOUNDS, STEP_BOUNDS
 from executor.proxy import GenerationExecutor
 from serve.board import Board
 from serve.gateway import ServerState
+from serve.scaffolded_chat import METHODS
 
 #: Variable of the environment: the directory in which the front ends of a server keep their counters. prometheus_client
 #: looks for it when it is imported.
@@ -133,6 +134,14 @@ class ServerMetrics:
             ("reason",),
             registry=self._registry,
         )
+        self.scaffolding = Counter(
+            "tailrace_scaffolding_requests",
+            "Chat requests whose answer is chosen from several generations",
+            ("method",),
+            registry=self._registry,
+        )
+        for method in METHODS:
+            self.scaffolding.labels(method)
         for limit in ("bytes", "seconds"):  # series that exist from the start can be rated from the first event on
             self.slow_clients.labels(limit)
         for reason in ("requests", "queue", "timeout", "unready"):

@@ -300,6 +300,20 @@ class Tool(Body):
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), FailFast()]
 
 
+class Scaffolding(Body):
+    """One answer that is chosen from n generations. extract: what of a text is its vote, by default all of it."""
+
+    method: Literal["majority_vote", "best_of_n"]
+    n: Annotated[int, Field(ge=2, le=MAX_COUNT)]
+    extract: Literal["text", "last_line", "last_number"] | None = None
+
+    @model_validator(mode="after")
+    def _votes_on_something(self) -> Scaffolding:
+        if self.extract is not None and self.method != "majority_vote":
+            raise wrong("is only allowed when method is majority_vote", "extract")
+        return self
+
+
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -370,6 +384,11 @@ class _Generation(Body):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
+    @property
+    def outputs(self) -> int:
+        """Generations per prompt."""
+        return self.n
+
     @model_validator(mode="after")
     def _one_size_of_event(self) -> _Generation:
         if self.split_steps and (self.stream_interval or 1) > 1:
@@ -437,6 +456,7 @@ class ChatCompletionRequest(_Generation, _Templated):
     include_reasoning: bool = True
     stop_in_reasoning: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    scaffolding: Scaffolding | None = None
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> ChatCompletionRequest:
@@ -448,7 +468,16 @@ class ChatCompletionRequest(_Generation, _Templated):
                 "and max_tokens differ; max_tokens is the older name of the same field", "max_completion_tokens"
             )
         self._check_tool_choice()
+        if self.scaffolding is not None:
+            self._check_scaffolding()
         return self
+
+    def _check_scaffolding(self) -> None:
+        if self.n != 1:
+            raise wrong("cannot be combined with scaffolding, unless it is 1: scaffolding has its own", "n")
+        for name in ("stream_interval", "split_steps"):
+            if getattr(self, name):
+                raise wrong("cannot be combined with scaffolding, whose answer comes in one piece", name)
 
     def _check_tool_choice(self) -> None:
         named = self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
@@ -461,6 +490,11 @@ class ChatCompletionRequest(_Generation, _Templated):
     def token_limit(self) -> int | None:
         """``max_completion_tokens``, or ``max_tokens``, its older name."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def outputs(self) -> int:
+        """Generations: choices, or those that the only one is chosen from."""
+        return self.n if self.scaffolding is None else self.scaffolding.n
 
     @property
     def effective_tool_choice(self) -> str | dict[str, Any]:

@@ -370,6 +370,8 @@ def _bounded(name: str, schema: Schema, facts: ServerFacts) -> Schema:
 
 
 def _with_maximum(schema: Schema, most: int) -> Schema:
+    if "anyOf" not in schema:
+        return {**schema, "maximum": most}
     kinds = [{**kind, "maximum": most} if kind.get("type") == "integer" else kind for kind in schema["anyOf"]]
     return {**schema, "anyOf": kinds}
 

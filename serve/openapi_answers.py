@@ -217,6 +217,7 @@ _OTHERS: dict[str, Schema] = {
             "object": {"const": "model"},
             "created": _COUNT,
             "owned_by": {"const": "tailrace"},
+            "root": _TEXT,
             "max_model_len": _COUNT,
         }
     ),

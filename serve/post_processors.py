@@ -21,6 +21,7 @@ from serve.responses_utils import (
     responses_api_streaming_post_processor,
     responses_api_unary_post_processor,
 )
+from serve.scaffolded_chat import scaffolded_args, scaffolding_post_processor
 
 POST_PROCESSORS: dict[str, PostProcessor] = {
     **DELTAS,
@@ -29,6 +30,8 @@ POST_PROCESSORS: dict[str, PostProcessor] = {
     "chat_harmony_unary": PostProcessor(
         chat_harmony_unary_post_processor, HarmonyPostprocArgs, fail_unary, streams=False
     ),
+    "scaffolding_stream": PostProcessor(scaffolding_post_processor, scaffolded_args, fail_stream),
+    "scaffolding_unary": PostProcessor(scaffolding_post_processor, scaffolded_args, fail_unary, streams=False),
     "responses_stream": PostProcessor(responses_api_streaming_post_processor, ResponsesPostprocArgs, fail_response),
     "responses_unary": PostProcessor(
         responses_api_unary_post_processor, ResponsesPostprocArgs, fail_response, streams=False

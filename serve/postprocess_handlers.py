@@ -48,6 +48,8 @@ class ResponseArgs:
             raise ValueError(f"n: {choices} choices, not 1 to {MAX_OUTPUTS}")
         self.id, self.created, self.model = str(args["id"]), int(args["created"]), str(args["model"])
         self.choices = choices
+        #: how often usage counts the prompt
+        self.prompt_uses = 1
         self.include_usage = bool(args["include_usage"])
         self.continuous_usage = self.include_usage and bool(args["continuous_usage"])
         self.format = ChunkFormat(self.id, self.kind, self.created, self.model, self.field, self.include_usage)
@@ -60,7 +62,7 @@ class ResponseArgs:
 
     def usage(self, record: Record) -> bytes:
         """The usage object: totals over all choices so far."""
-        return usage_json(record.prompt_tokens, record.completion_tokens, self.reasoning_tokens)
+        return usage_json(record.prompt_tokens * self.prompt_uses, record.completion_tokens, self.reasoning_tokens)
 
     def running_usage(self, record: Record) -> bytes:
         """The usage of a chunk: totals so far when the client wants them in every chunk, else null."""
@@ -180,6 +182,10 @@ class ChatPostprocArgs(ResponseArgs):
         writer, diff = self.writer(record), record.updated.logprobs_diff
         return writer.items(diff) if writer is not None and diff else b""
 
+    def folded_answer(self, record: Record) -> bytes:
+        """What the finished record's folded choices come to."""
+        return self.document(record, [chat_choice(self, output) for output in record.outputs])
+
 
 def chat_stream_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
     """The events that the last step adds to a chat stream."""
@@ -195,20 +201,27 @@ def chat_stream_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
 
 
 def _chat_step(record: Record, args: ChatPostprocArgs, output: CompletionOutput, choice: ChatChoice) -> bytes:
-    usage = args.running_usage(record)
     deltas = [] if choice.started else [_start_chat(record, args, choice)]
     deltas += [choice.delta(event) for event in choice_events(output, choice.parser)]
-    finish = finish_reason_of(output.finish_reason, choice.parser, args.tool_choice)
     items = args.items(record)
-    if finish is not None:
-        deltas.append(b"{}")
-    elif items and not deltas:
+    if items and not deltas and output.finish_reason is None:
         deltas.append(b"{}")  # tokens whose text is held back or swallowed still have log-probabilities
-    parts = [choice.head + delta + args.format.tail(usage=usage) for delta in deltas[:-1]]
+    return _chat_events(record, args, output, choice.head, deltas, items) + _response_end(record, args)
+
+
+def _chat_events(
+    record: Record, args: ChatPostprocArgs, output: CompletionOutput, head: bytes, deltas: list[bytes], items: bytes
+) -> bytes:
+    """An event for each delta, and for the end of the output if it has ended; log-probabilities are in the last."""
+    usage = args.running_usage(record)
+    finish = finish_reason_of(output.finish_reason, args.by_choice[output.index].parser, args.tool_choice)
+    if finish is not None:
+        deltas = [*deltas, b"{}"]
+    parts = [head + delta + args.format.tail(usage=usage) for delta in deltas[:-1]]
     if deltas:
         last = args.format.tail(chat_logprobs(items) if items else NULL, finish, output.stop_reason, usage)
-        parts.append(choice.head + deltas[-1] + last)
-    return b"".join(parts) + _response_end(record, args)
+        parts.append(head + deltas[-1] + last)
+    return b"".join(parts)
 
 
 def _start_chat(record: Record, args: ChatPostprocArgs, choice: ChatChoice) -> bytes:
@@ -216,7 +229,20 @@ def _start_chat(record: Record, args: ChatPostprocArgs, choice: ChatChoice) -> b
     choice.writer = args.writer(record)
     choice.steady = not args.continuous_usage
     choice.plain = choice.steady and choice.parser is None and not args.logprobs
+    return _role(args)
+
+
+def _role(args: ChatPostprocArgs) -> bytes:
     return b'{"role":' + ESCAPED[args.role] + b',"content":""}'
+
+
+def chat_answer(record: Record, args: ChatPostprocArgs, output: CompletionOutput) -> bytes:
+    """The end of a stream that has said nothing of its choices so far: one of them, which was folded, is its only
+    one."""
+    choice = args.by_choice[output.index]
+    deltas = [_role(args), *map(choice.delta, choice.folded.events())]
+    events = _chat_events(record, args, output, args.format.head(0), deltas, b",".join(choice.logprobs))
+    return events + _response_end(record, args)
 
 
 def _response_end(record: Record, args: ResponseArgs) -> bytes:
@@ -239,10 +265,11 @@ def chat_unary_post_processor(record: Record, args: ChatPostprocArgs) -> bytes:
         choice.logprobs.append(items)
     if not record.finished:
         return b""
-    return args.document(record, [_chat_choice(args, each) for each in record.outputs])
+    return args.folded_answer(record)
 
 
-def _chat_choice(args: ChatPostprocArgs, output: CompletionOutput) -> dict[str, Any]:
+def chat_choice(args: ChatPostprocArgs, output: CompletionOutput) -> dict[str, Any]:
+    """A folded choice, as a document has it."""
     choice = args.by_choice[output.index]
     folded, content = choice.folded, "".join(choice.folded.content)
     calls = [call.as_json() for call in folded.tool_calls]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from .arrivals import offsets
+from .arrivals import offsets, ramp
 from .client import Client, Target
 from .cpu import CpuError, Process, ProcessTable, is_loopback, usage
 from .dataset import HuggingFaceTokenizer, Prompt, Tokenizer, prompts
@@ -72,8 +72,8 @@ async def benchmark(options: Options, say: Say) -> Report:
 async def _model(options: Options, client: Client, say: Say) -> str:
     """The model's name: as given, or the first that the server lists."""
     await _ready(options, client, say)
-    if options.model:
-        return options.model
+    if given := options.model or options.served_model_name:
+        return given
     try:
         name = orjson.loads(await client.document("/v1/models"))["data"][0]["id"]
     except OSError as error:
@@ -124,7 +124,8 @@ async def _warm_up(
 
 
 def _plan(options: Options, asked: Sequence[Prompt], model: str, at: Sequence[float]) -> Plan:
-    bodies = [orjson.dumps(prompt.body(options, model)) for prompt in asked]
+    name = options.served_model_name or model
+    bodies = [orjson.dumps(prompt.body(options, name)) for prompt in asked]
     return Plan(options.endpoint, bodies, at, options.max_concurrency)
 
 
@@ -134,8 +135,11 @@ def _plan(options: Options, asked: Sequence[Prompt], model: str, at: Sequence[fl
 async def _measure(
     options: Options, client: Client, measured: Sequence[Prompt], model: str, stop: asyncio.Event
 ) -> Run:
-    rng = np.random.default_rng([options.seed, 2])
-    at = offsets(len(measured), options.request_rate, options.burstiness, rng)
+    rng = np.random.RandomState(options.seed)
+    if options.ramp_up is not None:
+        at = ramp(len(measured), options.ramp_up, options.burstiness, rng)
+    else:
+        at = offsets(len(measured), options.request_rate, options.burstiness, rng)
     plan = _plan(options, measured, model, at)
     # The plan is not looked at again by a collection in the middle of the run.
     gc.collect()

@@ -124,12 +124,12 @@ def _random(options: Options, tokenizer: Tokenizer | None) -> Iterator[Prompt]:
     make = _words(rng) if tokenizer is None else _tokens(rng, tokenizer)
     # Lengths from another generator: the n-th prompt's length does not depend on how the others' texts were found.
     lengths = np.random.default_rng([options.seed, 1])
-    draw = _lengths(lengths, options.random_range_ratio)
+    draw_input, draw_output = (_lengths(lengths, ratio) for ratio in options.random_range_ratio)
     prefix = make(options.random_prefix_len, "") if options.random_prefix_len else ""
     while True:
-        length = draw(options.random_input_len)
+        length = draw_input(options.random_input_len)
         text = make(options.random_prefix_len + length, prefix)
-        yield Prompt(text, options.random_prefix_len + length, draw(options.random_output_len))
+        yield Prompt(text, options.random_prefix_len + length, draw_output(options.random_output_len))
 
 
 def _lengths(rng: np.random.Generator, ratio: float) -> Callable[[int], int]:

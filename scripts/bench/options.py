@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from .arrivals import RAMPS, RampUp
+
 Value = TypeVar("Value")
 
 #: Backend -> where its requests go.
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 METRICS = ("ttft", "tpot", "itl", "e2el")
+#: Reported on demand: the wait for a turn under --max-concurrency, and E2EL with it.
+QUEUE_METRICS = ("client_queue_time", "e2el_including_client_queue")
 OBJECTIVES = ("ttft", "tpot", "e2el")
 SAMPLING = {
     "temperature": float,
@@ -36,6 +40,7 @@ class Options:
     """A checked command line; ``bench_serving.py --help`` says what each is.
 
     url: scheme, host and port, without a path.
+    random_range_ratio: of the prompts' lengths and of the answers'.
     body: what every request's body has besides prompt, model and length: ``--extra-body`` over the sampling flags.
     goodput: objective -> milliseconds.
     ignore_eos: set for random prompts unless the command line says otherwise.
@@ -45,6 +50,7 @@ class Options:
     backend: str
     endpoint: str
     model: str | None
+    served_model_name: str | None
     tokenizer: Path | None
     headers: tuple[tuple[str, str], ...]
     body: dict[str, Any]
@@ -55,7 +61,7 @@ class Options:
     disable_shuffle: bool
     random_input_len: int
     random_output_len: int
-    random_range_ratio: float
+    random_range_ratio: tuple[float, float]
     random_prefix_len: int
     custom_output_len: int | None
     num_prompts: int
@@ -63,6 +69,7 @@ class Options:
     seed: int
     request_rate: float
     burstiness: float
+    ramp_up: RampUp | None
     max_concurrency: int | None
     request_timeout: float
     ready_check_timeout_sec: float
@@ -73,6 +80,7 @@ class Options:
     metadata: tuple[tuple[str, str], ...]
     save_result: bool
     save_detailed: bool
+    append_result: bool
     result_dir: Path
     result_filename: str | None
     disable_tqdm: bool
@@ -95,6 +103,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         parser.error("--dataset-path is for --dataset-name custom")
     host, port, base = given.pop("host"), given.pop("port"), given.pop("base_url")
     _lengths(given)
+    given["ramp_up"] = _ramp_up(parser, given)
     sampling = {name: value for name in SAMPLING if (value := given.pop(name)) is not None}
     given |= {
         "url": base or f"http://{f'[{host}]' if ':' in host else host}:{port}",
@@ -114,6 +123,22 @@ def _lengths(given: dict[str, Any]) -> None:
         given["random_input_len"] = length
     if (length := given.pop("output_len")) is not None:
         given["random_output_len"] = given["custom_output_len"] = length
+
+
+def _ramp_up(parser: argparse.ArgumentParser, given: dict[str, Any]) -> RampUp | None:
+    """The flags of a growing rate as one."""
+    strategy, start, end = (given.pop(f"ramp_up_{name}") for name in ("strategy", "start_rps", "end_rps"))
+    if strategy is None:
+        if start is not None or end is not None:
+            parser.error("--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy")
+        return None
+    if start is None or end is None:
+        parser.error("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps")
+    if start > end:
+        parser.error(f"--ramp-up-start-rps {start:g} is more than --ramp-up-end-rps {end:g}")
+    if given["request_rate"] != math.inf:
+        parser.error("--request-rate and --ramp-up-strategy exclude each other")
+    return RampUp(strategy, start, end)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -137,6 +162,7 @@ def _server(add: Callable[..., object]) -> None:
     add("--port", type=int, default=8000, help="(%(default)s)")
     add("--endpoint", type=_path, help="path that requests go to (by --backend)")
     add("--model", help="name of the model (the first that the server lists)")
+    add("--served-model-name", help="what requests call it (--model)")
     add("--tokenizer", type=Path, help="tokenizer.json or its directory: makes random prompts of exact length, and "
         "counts tokens where the server does not say")  # fmt: skip
     add("--header", type=_pair, nargs="*", default=[], metavar="KEY=VALUE", help="more headers")
@@ -155,12 +181,13 @@ def _dataset(add: Callable[..., object]) -> None:
     add("--output-len", type=_positive, help="same as --random-output-len and --custom-output-len")
     add("--random-input-len", type=_positive, default=1024, help="tokens of a prompt, without the prefix (%(default)s)")
     add("--random-output-len", type=_positive, default=128, help="tokens of an answer at most (%(default)s)")
-    add("--random-range-ratio", type=_ratio, default=0.0, help="R: lengths are drawn from length*(1-R) to "
-        "length*(1+R); 0 <= R < 1 (%(default)s)")  # fmt: skip
+    add("--random-range-ratio", type=_ratios, default=(0.0, 0.0), metavar="R", help="lengths are drawn from "
+        "length*(1-R) to length*(1+R); 0 <= R < 1. Of prompts and answers apart: "
+        '{"input": R, "output": R} (0)')  # fmt: skip
     add("--random-prefix-len", type=_natural, default=0, help="tokens that all prompts begin with (%(default)s)")
     add("--custom-output-len", type=_custom_length, help="tokens of an answer at most, for all; -1: as the file says "
         "(the file's output_tokens, else 256)")  # fmt: skip
-    add("--seed", type=_natural, default=0, help="decides prompts, lengths and arrivals (%(default)s)")
+    add("--seed", type=_seed, default=0, help="decides prompts, lengths and arrivals (%(default)s)")
 
 
 def _sampling(add: Callable[..., object]) -> None:
@@ -175,6 +202,9 @@ def _traffic(add: Callable[..., object]) -> None:
     add("--request-rate", type=_rate, default=math.inf, help="requests per second; inf: all at once (%(default)s)")
     add("--burstiness", type=_rate, default=1.0, help="shape of the gamma distribution of the gaps between requests: "
         "1 is a Poisson process, less comes in bursts, more is more even (%(default)s)")  # fmt: skip
+    add("--ramp-up-strategy", choices=RAMPS, help="a rate that grows, in the place of --request-rate")
+    add("--ramp-up-start-rps", type=_finite_rate, help="requests per second at first")
+    add("--ramp-up-end-rps", type=_finite_rate, help="and at last")
     add("--max-concurrency", type=_positive, help="requests open at once (no limit)")
     add("--num-warmups", type=_natural, default=0, help="requests before those that count (%(default)s)")
     add("--request-timeout", type=_seconds, default=6 * 3600.0, help="seconds for a whole answer; 0: for ever "
@@ -186,12 +216,13 @@ def _report(add: Callable[..., object]) -> None:
     add("--goodput", type=_objective, nargs="+", default=[], metavar="NAME:MS", help="count requests within all of "
         f"these; names: {', '.join(OBJECTIVES)}")  # fmt: skip
     add("--percentile-metrics", type=_metrics, default=METRICS, metavar="NAMES", help="what to report, of "
-        f"{','.join(METRICS)} (all)")  # fmt: skip
+        f"{','.join(METRICS)} (these), {','.join(QUEUE_METRICS)}")  # fmt: skip
     add("--metric-percentiles", type=_percentiles, default=(99.0,), metavar="P,P", help="(99)")
     add("--label", help="first word of the result file's name (the backend)")
     add("--metadata", type=_pair, nargs="*", default=[], metavar="KEY=VALUE", help="more keys of the result file")
     add("--save-result", action="store_true", help="write a JSON file")
     add("--save-detailed", action="store_true", help="with what each request came to")
+    add("--append-result", action="store_true", help="add a line of JSON to the file that there is")
     add("--result-dir", type=Path, default=Path(), help="where (here)")
     add("--result-filename", help="its name (from label, rate, model and date)")
     add("--plot", type=Path, metavar="OUT.png", help="draw the run; needs matplotlib")
@@ -203,6 +234,10 @@ def _report(add: Callable[..., object]) -> None:
 
 def _natural(text: str) -> int:
     return _checked(int(text), lambda value: value >= 0, "at least 0")
+
+
+def _seed(text: str) -> int:
+    return _checked(int(text), lambda value: 0 <= value < 1 << 32, "at least 0 and less than 2**32")
 
 
 def _positive(text: str) -> int:
@@ -217,8 +252,23 @@ def _rate(text: str) -> float:
     return _checked(float(text), lambda value: value > 0, "more than 0")
 
 
-def _ratio(text: str) -> float:
-    return _checked(float(text), lambda value: 0 <= value < 1, "at least 0 and less than 1")
+def _finite_rate(text: str) -> float:
+    return _checked(_rate(text), math.isfinite, "a number of requests per second")
+
+
+def _ratios(text: str) -> tuple[float, float]:
+    try:
+        both = (float(text),) * 2
+    except ValueError:
+        given = _object(text)
+        if {*given} != {"input", "output"}:
+            raise argparse.ArgumentTypeError(f'{text!r} is neither a number nor {{"input": R, "output": R}}') from None
+        both = float(given["input"]), float(given["output"])
+    return _ratio(both[0]), _ratio(both[1])
+
+
+def _ratio(value: float) -> float:
+    return _checked(value, lambda value: 0 <= value < 1, "at least 0 and less than 1")
 
 
 def _seconds(text: str) -> float:
@@ -275,7 +325,7 @@ def _objective(text: str) -> tuple[str, float]:
 
 def _metrics(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
-    if unknown := {*names} - {*METRICS}:
+    if unknown := {*names} - {*METRICS, *QUEUE_METRICS}:
         raise argparse.ArgumentTypeError(f"no such metric: {', '.join(sorted(unknown))}")
     return names
 

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ WIDTH, _LABEL = 66, 48
 BUSY_CLIENT = 0.8
 _MAX_REASONS = 10
 _HEADINGS = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)",
-             "itl": "Inter-chunk Latency", "e2el": "End-to-end Latency"}  # fmt: skip
+             "itl": "Inter-chunk Latency", "e2el": "End-to-end Latency",
+             "client_queue_time": "Client-side Queueing",
+             "e2el_including_client_queue": "Queue-inclusive End-to-end Latency"}  # fmt: skip
 
 # Label, key, and whether it is a whole number.
 _TOTALS = (
@@ -34,7 +37,8 @@ _TOTALS = (
     ("Request goodput (req/s)", "request_goodput", False),
     ("Output token throughput (tok/s)", "output_throughput", False),
     ("Peak output token throughput (tok/s)", "max_output_tokens_per_s", False),
-    ("Peak concurrent requests", "max_concurrent_requests", True),
+    ("Peak concurrent requests (within a second)", "max_concurrent_requests", True),
+    ("Peak open requests (at once)", "max_open_requests", True),
     ("Total token throughput (tok/s)", "total_token_throughput", False),
 )
 _OPTIONAL = {"unfinished", "request_goodput", "max_concurrency", "request_rate"}
@@ -67,7 +71,7 @@ def _latencies(figures: Mapping[str, Any], name: str, heading: str) -> Iterator[
         yield heading.center(WIDTH, "-")
     for key in keys:
         word = key.partition("_")[0]
-        yield _line(f"{word.capitalize()} {name.upper()} (ms):", f"{figures[key]:.2f}")
+        yield _line(f"{word.capitalize()} {name.upper().replace('_', ' ')} (ms):", f"{figures[key]:.2f}")
 
 
 def _cpu(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -115,6 +119,7 @@ def settings(options: Options, model: str, date: str) -> dict[str, Any]:
         "request_rate": _plain(options.request_rate),
         "burstiness": _plain(options.burstiness),
         "max_concurrency": options.max_concurrency,
+        **({f"ramp_up_{key}": value for key, value in asdict(options.ramp_up).items()} if options.ramp_up else {}),
     }
 
 
@@ -126,11 +131,14 @@ def _plain(number: float) -> float | str:
 def file_of(options: Options, model: str, date: str) -> Path:
     """Where the result goes."""
     limit = f"-concurrency{options.max_concurrency}" if options.max_concurrency else ""
-    name = f"{options.label or options.backend}-{options.request_rate}qps{limit}-{os.path.basename(model)}-{date}.json"
+    up = options.ramp_up
+    rate = f"ramp-up-{up.strategy}-{up.start_rps:g}qps-{up.end_rps:g}" if up else options.request_rate
+    name = f"{options.label or options.backend}-{rate}qps{limit}-{os.path.basename(model)}-{date}.json"
     return options.result_dir / (options.result_filename or name)
 
 
-def save(figures: Mapping[str, Any], file: Path) -> None:
-    """Write the file, and its directory if there is none."""
+def save(figures: Mapping[str, Any], file: Path, append: bool = False) -> None:
+    """Write the file, and its directory if there is none. append: as one more line of what is there."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(figures), encoding="utf-8")
+    with file.open("a" if append else "w", encoding="utf-8") as out:
+        out.write(("\n" if out.tell() else "") + json.dumps(figures))

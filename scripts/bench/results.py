@@ -2,7 +2,9 @@
 
 The same outcomes give the same figures: no clock and no chance here. Seconds in, milliseconds out, where a key says
 ``_ms``. What differs from the tool that the keys come from, besides what ``outcome`` says about chunks: the peak of
-output tokens counts tokens, not chunks, and the peak of concurrency counts failed requests too, for they were open.
+output tokens counts tokens, not chunks. ``max_concurrent_requests`` is that tool's: the requests that had any part in
+the busiest second, up to twice ``--max-concurrency`` and more where answers are short. ``max_open_requests`` is how
+many were open at once.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def results(
     """All figures.
 
     outcomes: finished ones, with ``input_tokens`` and ``output_tokens`` filled in.
-    goodput: objective -> milliseconds. metrics: of ttft, tpot, itl, e2el. percentiles: 0 to 100.
+    goodput: objective -> milliseconds. metrics: of ``options.METRICS`` and ``QUEUE_METRICS``. percentiles: 0 to 100.
     """
     done = [outcome for outcome in outcomes if outcome.completed]
     figures = _counts(outcomes, done, duration) | _peaks(outcomes)
@@ -40,7 +42,9 @@ def results(
     samples = {"ttft": [outcome.ttft for outcome in done],
                "tpot": [tpot for outcome in done if (tpot := outcome.tpot()) is not None],
                "itl": [*chain.from_iterable(outcome.itls for outcome in done)],
-               "e2el": [outcome.latency for outcome in done]}  # fmt: skip
+               "e2el": [outcome.latency for outcome in done],
+               "client_queue_time": [outcome.queued for outcome in done],
+               "e2el_including_client_queue": [outcome.queued + outcome.latency for outcome in done]}  # fmt: skip
     for name in metrics:
         figures |= statistics(name, samples[name], percentiles)
     return figures
@@ -99,7 +103,11 @@ def _rate(count: float, duration: float) -> float:
 def _peaks(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     timeline = tokens_per_second(outcomes)
     peak = max((count for _, count in concurrency(outcomes)), default=0)
-    return {"max_output_tokens_per_s": max(timeline, default=0.0), "max_concurrent_requests": peak}
+    return {
+        "max_output_tokens_per_s": max(timeline, default=0.0),
+        "max_concurrent_requests": max(requests_per_second(outcomes), default=0),
+        "max_open_requests": peak,
+    }
 
 
 def concurrency(outcomes: Sequence[Outcome]) -> list[tuple[float, int]]:
@@ -110,6 +118,19 @@ def concurrency(outcomes: Sequence[Outcome]) -> list[tuple[float, int]]:
         count += change
         steps.append((time, count))
     return steps
+
+
+def requests_per_second(outcomes: Sequence[Outcome]) -> list[int]:
+    """Completed requests that were open at some time in each second since the first of them."""
+    done = [outcome for outcome in outcomes if outcome.completed]
+    if not done:
+        return []
+    start = min(outcome.start for outcome in done)
+    counts = [0] * (int(max(outcome.end for outcome in done) - start) + 1)
+    for outcome in done:
+        for second in range(int(outcome.start - start), int(outcome.end - start) + 1):
+            counts[second] += 1
+    return counts
 
 
 def tokens_per_second(outcomes: Sequence[Outcome]) -> list[float]:

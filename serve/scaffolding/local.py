@@ -16,17 +16,16 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from executor.engines.base import EngineInfo
 from executor.models import ModelFiles, resolve_model
 from executor.proxy import GenerationExecutor
-from executor.request import PostprocWorkerConfig
 from postproc_workers.link import InProcessLink
 from postproc_workers.pool import WorkerPool
 from serve.admission import ServerFacts
+from serve.children import Children
 from serve.config import Config
 from serve.executor_seat import ExecutorSeat
 from serve.facts import server_facts
@@ -42,9 +41,9 @@ def _to_stderr(text: str) -> None:
 
 
 class LocalExecutor:
-    """config: a server's; what it says of HTTP, recordings and formats has no effect, nor has ``queue_timeout``: a
-    thousand generations on a slow machine wait for their turn as long as it takes. progress: told, in words for a user,
-    what takes time.
+    """config: a server's; what it says of HTTP, recordings and formats has no effect. Nor has ``queue_timeout``: it is
+    there for clients who would rather be refused than wait, and a script that starts a thousand generations at once
+    wants them all, however long the last one waits for its turn. progress: told, in words for a user, what takes time.
 
     executor, prompts, facts: ready within the block. failure: why there is no executor or worker any more; every open
     generation has failed with it. Entering raises ModelError, TokenizerError, ChildError, ValueError or OSError for
@@ -56,12 +55,13 @@ class LocalExecutor:
     facts: ServerFacts
 
     def __init__(self, config: Config | None = None, progress: Callable[[str], None] = _to_stderr) -> None:
-        self._config = dataclasses.replace(Config() if config is None else config, queue_timeout=0.0)
+        given = Config() if config is None else config
+        self._config = dataclasses.replace(given, queue_timeout=0.0, num_serve_frontends=1)
         self._say = progress
         self.failure: str | None = None
         #: what has been started, to be ended in the opposite order
         self._started = AsyncExitStack()
-        self._run_dir = Path()
+        self._children = Children(self._config, Path())
 
     def worker(self) -> ExecutorWorker:
         """A worker over this executor."""
@@ -82,15 +82,15 @@ class LocalExecutor:
     async def _start(self, started: AsyncExitStack) -> None:
         run_dir = RunDirectory.make()
         started.callback(run_dir.remove)
-        self._run_dir = run_dir.path
+        self._children = Children(self._config, run_dir.path)
         files = await asyncio.to_thread(self._files)
         source = files.directory if files and not self._config.tokenizer else Path(self._config.tokenizer or "")
         tokenizer = await asyncio.to_thread(load_tokenizer, source)
         self.executor = GenerationExecutor()
-        self.executor.listen(self._address("frontend-0"))
+        self.executor.listen(self._children.frontends[0])
         started.callback(self.executor.close)
         info = await self._start_executor(files, tokenizer, started)
-        await self._start_workers(info, worker_tokenizer(tokenizer, source, self._run_dir), started)
+        await self._start_workers(info, worker_tokenizer(tokenizer, source, run_dir.path), started)
         self.prompts = Prompts(tokenizer)
         started.callback(self.prompts.close)
         self.facts = server_facts(self._config, files, info, self.prompts, source)
@@ -103,46 +103,27 @@ class LocalExecutor:
             raise ValueError("tokenizer: the replay engine needs one, since there is no model to take it from")
         return None
 
-    def _address(self, name: str) -> str:
-        return f"ipc://{self._run_dir}/{name}"
-
     async def _start_executor(
         self, files: ModelFiles | None, tokenizer: PreTrainedTokenizerBase, started: AsyncExitStack
     ) -> EngineInfo:
         self._say(f"starting the {self._config.engine} engine ...")
-        args = self._config.engine_args(str(files.directory) if files else None)
-        if self._config.engine == "replay":  # what the launcher gives it: the tokenizer's ids but the special ones
-            own = {"vocab_size": len(tokenizer), "special_token_ids": sorted(set(tokenizer.all_special_ids))}
-            args = {"config": own | args["config"]}
+        children, args = self._children, self._children.engine_args(files, tokenizer)
         seat = ExecutorSeat(
-            self._config, self._address("executor"), [self._address("frontend-0")], args, self.executor, ServerState(),
-            self._give_up,
+            self._config, children.executor, children.frontends, args, self.executor, ServerState(), self._give_up
         )  # fmt: skip
         started.push_async_callback(seat.stop, 5.0)
         return await seat.start()
 
     async def _start_workers(self, info: EngineInfo, tokenizer: str, started: AsyncExitStack) -> None:
-        size = self._config.num_postprocess_workers
-        postproc = PostprocWorkerConfig(
-            num_postprocess_workers=size,
-            tokenizer=tokenizer,
-            post_processor_hook=self._config.post_processor_hook,
-            vocab_size=info.vocab_size,
-        )
-        config: dict[str, Any] = {
-            "executor": self._address("executor"),
-            "frontends": [self._address("frontend-0")],
-            "postproc": dataclasses.asdict(postproc),
-            "stream_interval": self._config.stream_interval,
-            "log_level": self._config.log_level,
-        }
-        if not postproc.enabled:
-            link = InProcessLink({**config, "worker": 0, "address": self._address("worker-0")}, self.executor)
+        size, children = self._config.num_postprocess_workers, self._children
+        config = children.worker_config(info, tokenizer)
+        if not size:
+            link = InProcessLink({**config, "worker": 0, "address": children.worker(0)}, self.executor)
             started.callback(link.close)
             link.start()
             return
         pool = WorkerPool(
-            size, config, lambda worker: self._address(f"worker-{worker}"), self.executor.worker_joined,
+            size, config, children.worker, self.executor.worker_joined,
             self.executor.worker_lost, self._give_up, hang_timeout=self._config.hang_timeout,
         )  # fmt: skip
         started.push_async_callback(pool.stop, 2.0)

@@ -5,8 +5,7 @@ It ends as soon as the answer is certain: when those still running could not cha
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 from serve.scaffolding.controller import (
     Controller,
@@ -17,8 +16,7 @@ from serve.scaffolding.controller import (
     survivors,
 )
 from serve.scaffolding.task import GenerationTask, TaskStatus, samples
-
-Extractor = Callable[[str], Hashable | None]
+from serve.votes import Extractor, count_votes, elect, is_certain
 
 
 class MajorityVoteController(Controller):
@@ -52,7 +50,7 @@ class MajorityVoteController(Controller):
         def enough() -> bool:
             self._count(voters, answers)
             running = sum(not voter.ended for voter in voters)
-            return self.early_stop and is_certain(_votes(answers.values()), running)
+            return self.early_stop and is_certain(count_votes(answers.values()), running)
 
         yield each(self.controller, voters, enough=enough, tolerant=True)
         self._count(voters, answers)
@@ -67,19 +65,7 @@ class MajorityVoteController(Controller):
     def _elect(
         self, task: GenerationTask, voters: list[GenerationTask], answers: dict[GenerationTask, Hashable | None]
     ) -> None:
-        votes = _votes(answers[voter] for voter in voters)
-        answer = max(votes, key=lambda each: votes[each]) if votes else None
-        task.details = {"answer": answer, "votes": dict(votes), "voters": sum(votes.values())}
-        task.adopt(next(voter for voter in voters if answers[voter] == answer))
-
-
-def is_certain(votes: Counter[Hashable], running: int) -> bool:
-    """Whether no outcome of those still running changes the answer with the most votes."""
-    if not votes:
-        return False
-    first, second = [*(count for _, count in votes.most_common(2)), 0][:2]
-    return first > second + running
-
-
-def _votes(answers: object) -> Counter[Hashable]:
-    return Counter(answer for answer in answers if answer is not None)  # type: ignore[attr-defined]
+        given = [answers[voter] for voter in voters]
+        votes, place = count_votes(given), elect(given)
+        task.details = {"answer": given[place], "votes": dict(votes), "voters": sum(votes.values())}
+        task.adopt(voters[place])

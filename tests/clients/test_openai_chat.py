@@ -102,6 +102,22 @@ def test_a_call_with_reasoning(client: openai.OpenAI) -> None:
     assert [(event.name, event.arguments) for event in done] == [call]
 
 
+def test_an_answer_that_is_voted_on(client: openai.OpenAI) -> None:
+    """The answer is an ordinary one, reasoning and calls included; usage is that of all generations."""
+    vote: Any = {"scaffolding": {"method": "majority_vote", "n": 3}}
+    hello = client.chat.completions.create(model=MODEL, messages=user(HELLO), extra_body=vote)
+    assert said(hello)["content"] == GREETING
+    once = client.chat.completions.create(model=MODEL, messages=user(QUESTION), tools=TOOLS)
+    voted = client.chat.completions.create(model=MODEL, messages=user(QUESTION), tools=TOOLS, extra_body=vote)
+    _, final = streamed(client, user(QUESTION), tools=TOOLS, extra_body=vote)
+    assert said(final) == said(voted) == said(once)
+    for made in (voted, final):
+        assert usage(made)["completion_tokens"] == 3 * usage(once)["completion_tokens"]
+        assert usage(made)["prompt_tokens"] == 3 * usage(once)["prompt_tokens"]
+        details = [each["completion_tokens_details"]["reasoning_tokens"] for each in (usage(made), usage(once))]
+        assert details[0] == 3 * details[1]
+
+
 def test_arguments_come_as_they_are_generated(client: openai.OpenAI) -> None:
     events, _ = streamed(client, user(QUESTION), tools=TOOLS)
     deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]

@@ -11,6 +11,7 @@ from executor.messages import (
     Abort,
     Cancel,
     Message,
+    Rejected,
     Release,
     Status,
     StepRecords,
@@ -19,6 +20,7 @@ from executor.messages import (
     WorkerLost,
 )
 from executor.request import GenerationRequest, SamplingParams
+from executor.waiting import WaitingRequests
 from executor.wire import decode, encode
 from tests.executor.test_wire import SAMPLES
 from tests.helpers import ScriptedEngine
@@ -129,6 +131,19 @@ def test_what_the_engine_does_not_honour_ends_the_request(n: int) -> None:
     )
     assert engine.cancelled == [(1, i) for i in range(n)]
     assert engine.added == [(1, i) for i in range(n - 1)] + [(2, i) for i in range(n)]
+
+
+def test_what_comes_before_the_first_step_has_waited_for_nothing() -> None:
+    """The clock began with the machine, long before this executor."""
+    uptime = 10_000_000_000_000
+    core = ExecutorCore(ScriptedEngine(), WaitingRequests(timeout=600.0))
+    core.tick(uptime)
+    core.receive(JOINED)
+    core.receive(request(1))
+    core.step(uptime + 599_000_000_000)
+    assert core.answers == []
+    core.step(uptime + 600_000_000_000)
+    assert [rejected for _, rejected in core.answers] == [Rejected(1, "timeout")]
 
 
 def test_a_rid_that_is_open_already_is_dropped() -> None:

@@ -258,6 +258,25 @@ def test_an_aborted_handle_ends_in_an_error() -> None:
     run(main())
 
 
+def test_tokens_in_the_row_of_an_abort_come_before_its_error() -> None:
+    """The worker joins what waits: the last tokens and the abort are one row then, for each output."""
+
+    async def main() -> None:
+        system = System()
+        handle = system.proxy.submit(handle_request(1, n=2))
+        system.scripted.give(row(HELLO[:1], rid=1), row(HELLO[:2], index=1, rid=1))
+        system.executor()
+        handle.abort()
+        system.run()
+        seen = [((await anext(handle)).updated.index, handle.updated.text_diff) for _ in range(2)]
+        assert sorted(seen) == [(0, "Hello"), (1, "Hello world")] and not handle.finished
+        with pytest.raises(AbortedError):
+            await anext(handle)
+        assert handle.finished and handle.completion_tokens == 3
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -43,7 +43,7 @@ def _parts(found: object) -> Iterator[Any]:
     elif type(found).__module__.startswith(OURS):
         names = {*getattr(found, "__dict__", ())}
         names |= {name for kind in type(found).__mro__ for name in getattr(kind, "__slots__", ())}
-        yield from (getattr(found, name, None) for name in names - {"_singles", "_packed", "_made_up", "_lost"})
+        yield from (getattr(found, name, None) for name in names - {"_vocabulary", "_packed", "_made_up", "_lost"})
 
 
 class Hook:

@@ -22,6 +22,8 @@ ELSEWHERE = {
     "chat_harmony_unary": "tests/serve/test_harmony_adapter.py",
     "responses_stream": "tests/serve/test_responses_utils.py",
     "responses_unary": "tests/serve/test_responses_utils.py",
+    "scaffolding_stream": "tests/serve/test_scaffolded_chat.py",
+    "scaffolding_unary": "tests/serve/test_scaffolded_chat.py",
 }
 
 

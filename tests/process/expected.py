@@ -86,7 +86,7 @@ def recording_of(config: Mapping[str, Any], tokenizer: Path, path: str, body: Ma
         logprobs = body.get("top_logprobs", 0) if logprobs else None
     limit = body.get("max_tokens") or (16 if path == COMPLETIONS else 2**20 - len(prompts[0]))
     outputs = engine_outputs(
-        config, prompts, body.get("n", 1), max_tokens=limit, logprobs=logprobs,
+        config, prompts, body.get("scaffolding", body).get("n", 1), max_tokens=limit, logprobs=logprobs,
         stop_token_ids=tuple(body.get("stop_token_ids", ())),
     )  # fmt: skip
     return {

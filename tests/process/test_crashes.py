@@ -28,6 +28,7 @@ REQUESTS = [
     completion("slow", stream=True, echo=True, max_tokens=110),
     chat("slow"),
     chat("slow", n=2, stop=["STOP", "END"], logprobs=True, top_logprobs=1),
+    chat("slow", scaffolding={"method": "majority_vote", "n": 3, "extract": "last_line"}),
     completion("slow", logprobs=1, n=2, max_tokens=115),
     chat("quite another one", stream=True, max_tokens=100, n=4),
 ]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -224,6 +225,7 @@ def test_models(replay_server: Callable[[int], Server]) -> None:
     url = replay_server(1).url
     (card,) = asyncio.run(fetch(url, "/v1/models", method="GET")).json()["data"]
     assert card["id"] == "replay" and card["object"] == "model" and card["max_model_len"] == 2**20
+    assert (Path(card["root"]) / "tokenizer.json").is_file()
     assert asyncio.run(fetch(url, "/v1/models/replay", method="GET")).json() == card
     assert_error(asyncio.run(fetch(url, "/v1/models/gpt-17", method="GET")), 404, "model", "model_not_found", "gpt-17")
 
@@ -268,7 +270,8 @@ def test_metrics(replay_server: Callable[[int], Server]) -> None:
     )
     assert server.total("tailrace_worker_queue_age_seconds_count") > 0
     assert server.total("tailrace_worker_post_processing_seconds_count") > 0
-    lags = [values[f"tailrace_{name}_lag_seconds_{kind}"] for name in ("write", "chunk") for kind in ("sum", "count")]
+    kinds = [f"{name}_lag_seconds_{kind}" for name in ("write", "chunk") for kind in ("sum", "count")]
+    lags = [values[f"tailrace_{kind}{{frontend=0}}"] for kind in kinds]
     assert 0 < lags[0] <= lags[2] and 0 < lags[1] == lags[3]  # what the worker has sent was shipped before
     assert values["tailrace_workers"] == 2
     assert "tailrace_http_requests_total{path=/v1/models/{model},status=404}" in values

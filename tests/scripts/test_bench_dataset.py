@@ -49,6 +49,14 @@ def test_lengths_are_drawn_around_the_given_ones() -> None:
     assert (min(outputs), max(outputs)) == (75, 127)
 
 
+def test_prompts_and_answers_may_vary_apart() -> None:
+    flags = ("--random-input-len", "10", "--random-output-len", "101", "--num-prompts", "200")
+    drawn = made(*flags, "--random-range-ratio", '{"input": 0, "output": 0.25}')
+    assert {prompt.input_tokens for prompt in drawn} == {10}
+    assert {prompt.output_tokens for prompt in drawn} <= {*range(75, 128)} and len(drawn) == 200
+    assert len({prompt.output_tokens for prompt in drawn}) > 20
+
+
 def test_prompts_begin_with_the_same_prefix() -> None:
     drawn = made("--random-prefix-len", "8", "--random-input-len", "4", "--num-prompts", "20")
     words = [str(prompt.text).split() for prompt in drawn]
@@ -239,12 +247,20 @@ def test_defaults_that_follow_from_others() -> None:
         ("--base-url http://a:x", "argument --base-url"),
         ("--request-rate 0", "argument --request-rate: 0.0 is not more than 0"),
         ("--random-range-ratio 1", "argument --random-range-ratio"),
+        ('--random-range-ratio {"input":0.5}', "is neither a number nor"),
+        ('--random-range-ratio {"input":0.5,"output":1}', "1.0 is not at least 0 and less than 1"),
+        ("--ramp-up-start-rps 1", "need --ramp-up-strategy"),
+        ("--ramp-up-strategy linear --ramp-up-end-rps 1", "needs --ramp-up-start-rps and --ramp-up-end-rps"),
+        ("--ramp-up-strategy linear --ramp-up-start-rps 2 --ramp-up-end-rps 1", "2 is more than"),
+        ("--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps inf", "argument --ramp-up-end-rps"),
+        ("--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 2 --request-rate 1", "exclude each other"),
         ("--custom-output-len 0", "argument --custom-output-len"),
         ("--num-prompts 0", "argument --num-prompts"),
         ("--request-timeout inf", "argument --request-timeout"),
         ("--percentile-metrics ttft,foo", "argument --percentile-metrics: no such metric: foo"),
         ("--metric-percentiles 101", "argument --metric-percentiles"),
         ("--seed -1", "argument --seed"),
+        ("--seed 4294967296", "argument --seed"),
     ],
 )
 def test_flags_that_make_no_sense(flags: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,19 @@ import numpy as np
 import pytest
 
 from scripts.bench import plot, report
-from scripts.bench.arrivals import offsets
+from scripts.bench.arrivals import RampUp, offsets, ramp
 from scripts.bench.options import METRICS, parse
 from scripts.bench.outcome import Outcome
-from scripts.bench.results import DETAILS, concurrency, details, is_good, results, statistics, tokens_per_second
+from scripts.bench.results import (
+    DETAILS,
+    concurrency,
+    details,
+    is_good,
+    requests_per_second,
+    results,
+    statistics,
+    tokens_per_second,
+)
 
 
 def outcome(start: float, chunks: Sequence[float], end: float | None = None, **fields: Any) -> Outcome:
@@ -98,15 +107,30 @@ def test_only_metrics_that_are_asked_for() -> None:
     assert figures["request_goodput"] is None
 
 
+def test_the_wait_for_a_turn_is_told_on_demand() -> None:
+    asked = parse(["--percentile-metrics", "client_queue_time,e2el_including_client_queue"]).percentile_metrics
+    figures = results(ALL, 2.5, {}, asked, ())
+    assert figures["mean_client_queue_time_ms"] == pytest.approx(200 / 3)
+    assert figures["mean_e2el_including_client_queue_ms"] == pytest.approx((350 + 1800 + 150 + 200) / 3)
+    text = report.text(figures_of(ALL, "--percentile-metrics", ",".join(asked)))
+    assert "Mean CLIENT QUEUE TIME (ms):" in text and "Queue-inclusive End-to-end Latency" in text
+    assert "TTFT" not in text and "mean_client_queue_time_ms" not in figures_of(ALL)
+
+
 def test_a_run_of_nothing() -> None:
     figures = results([], 0.0, {"ttft": 1.0}, METRICS, (99.0,))
     assert figures["request_throughput"] == figures["request_goodput"] == figures["max_concurrent_requests"] == 0
+    assert figures["max_open_requests"] == 0
     assert details([]) == {name: [] for name in DETAILS}
 
 
 def test_peaks() -> None:
     assert concurrency([FAST, SINGLE]) == [(0.0, 1), (0.35, 0), (0.35, 1), (0.5, 0)], "one ends as the other starts"
+    assert results(ALL, 2.5, {}, (), ())["max_open_requests"] == 3
+    # SLOW is open until 2.0: in each of three seconds; the failed request does not count.
+    assert requests_per_second(ALL) == [3, 1, 1]
     assert results(ALL, 2.5, {}, (), ())["max_concurrent_requests"] == 3
+    assert requests_per_second([outcome(0.25, [0.5]), outcome(0.5, [0.75])]) == [2], "both, though one after the other"
     # SLOW's five tokens came in two chunks, in the seconds from 1.0 and from 2.0 on.
     assert tokens_per_second(ALL) == [4.0, 2.5, 2.5]
     assert results(ALL, 2.5, {}, (), ())["max_output_tokens_per_s"] == 4.0
@@ -130,12 +154,12 @@ def test_details_are_of_each_request() -> None:
 
 
 def gaps(count: int, rate: float, burstiness: float, seed: int = 0) -> np.ndarray[Any, Any]:
-    return np.diff([0.0, *offsets(count, rate, burstiness, np.random.default_rng(seed))])
+    return np.diff([0.0, *offsets(count, rate, burstiness, np.random.RandomState(seed))])
 
 
 def test_all_at_once() -> None:
-    assert offsets(3, math.inf, 1.0, np.random.default_rng(0)) == [0.0] * 3
-    assert offsets(0, 5.0, 1.0, np.random.default_rng(0)) == []
+    assert offsets(3, math.inf, 1.0, np.random.RandomState(0)) == [0.0] * 3
+    assert offsets(0, 5.0, 1.0, np.random.RandomState(0)) == []
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
@@ -150,7 +174,7 @@ def test_gaps_have_the_rate_and_the_shape(burstiness: float) -> None:
 
 
 def test_a_poisson_process_has_as_many_arrivals_in_a_second_as_it_should() -> None:
-    at = offsets(20_000, 20.0, 1.0, np.random.default_rng(1))
+    at = offsets(20_000, 20.0, 1.0, np.random.RandomState(1))
     counts = np.bincount(np.array(at).astype(int))
     assert counts.var() / counts.mean() == pytest.approx(1.0, rel=0.1)
 
@@ -159,13 +183,36 @@ def test_infinite_burstiness_is_a_beat() -> None:
     assert gaps(10, 4.0, math.inf) == pytest.approx([0.25] * 10)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "expected"), [("linear", [1, 1 / 2.5, 1 / 4, 1 / 5.5, 1 / 7]), ("exponential", [1, 1 / 7**0.25])]
+)
+def test_gaps_of_a_rate_that_grows(strategy: str, expected: list[float]) -> None:
+    at = ramp(5, RampUp(strategy, 1.0, 7.0), math.inf, np.random.RandomState(0))
+    grown = np.diff([0.0, *at])
+    assert grown[: len(expected)] == pytest.approx(expected) and grown[-1] == pytest.approx(1 / 7)
+    assert ramp(1, RampUp(strategy, 2.0, 2.0), math.inf, np.random.RandomState(0)) == [0.5]
+
+
+def test_a_rate_that_grows_has_gaps_of_the_given_shape() -> None:
+    up = RampUp("linear", 10.0, 30.0)
+    grown = np.diff([0.0, *ramp(20_000, up, 4.0, np.random.RandomState(0))]) * np.linspace(10, 30, 20_000)
+    assert (grown.mean(), grown.std()) == (pytest.approx(1.0, rel=0.02), pytest.approx(0.5, rel=0.03))
+
+
 def test_the_seed_decides() -> None:
     assert (gaps(100, 4.0, 0.5, seed=1) == gaps(100, 4.0, 0.5, seed=1)).all()
     assert (gaps(100, 4.0, 0.5, seed=1) != gaps(100, 4.0, 0.5, seed=2)).all()
 
 
+def test_the_same_seed_sends_when_vllm_bench_serve_does() -> None:
+    """Its arithmetic: a draw per request from NumPy's global generator, added up, then stretched to count / rate."""
+    rng = np.random.RandomState(7)
+    at = np.cumsum([rng.gamma(shape=0.5, scale=1.0 / (4.0 * 0.5)) for _ in range(20)])
+    assert offsets(20, 4.0, 0.5, np.random.RandomState(7)) == pytest.approx(at * (20 / 4.0 / at[-1]))
+
+
 def test_a_shape_so_small_that_nothing_but_zeros_is_drawn() -> None:
-    assert offsets(3, 4.0, 1e-9, np.random.default_rng(0))[-1] in (0.0, pytest.approx(0.75))
+    assert offsets(3, 4.0, 1e-9, np.random.RandomState(0))[-1] in (0.0, pytest.approx(0.75))
 
 
 # ------------------------------------------------------------------------------------------------ the report
@@ -222,6 +269,8 @@ def test_the_name_of_the_file() -> None:
         "d/mine-2.0qps-concurrency8-model-20260101-000000.json"
     )
     assert name("--result-filename", "x.json") == "x.json"
+    ramp_up = ("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "9.5")
+    assert name(*ramp_up) == "openai-ramp-up-linear-1qps-9.5qps-model-20260101-000000.json"
 
 
 def test_the_file_is_json_without_infinities(tmp_path: Path) -> None:
@@ -229,6 +278,13 @@ def test_the_file_is_json_without_infinities(tmp_path: Path) -> None:
     report.save(figures_of(ALL, *flags), tmp_path / "new" / "x.json")
     saved = json.loads((tmp_path / "new" / "x.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert (saved["request_rate"], saved["burstiness"], saved["version"], saved["tp"]) == ("inf", "inf", "1", "2")
+
+
+def test_a_result_is_added_to_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    for number in range(3):
+        report.save({"n": number}, file, append=number > 0)
+    assert [json.loads(line)["n"] for line in file.read_text().split("\n")] == [0, 1, 2]
 
 
 # ------------------------------------------------------------------------------------------------ the picture

@@ -126,6 +126,8 @@ CHAT_REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"tools": [TOOL]}, {}, "tools"),
     ({"tools": [TOOL], "tool_choice": "required"}, {}, "tools"),
     ({"stop": "x", "stop_in_reasoning": False}, {"reasoning_parser": "harmony"}, "stop_in_reasoning"),
+    ({"scaffolding": {"method": "best_of_n", "n": 129}}, {}, "scaffolding.n"),
+    ({"scaffolding": {"method": "best_of_n", "n": 2}}, {"supported": ALL - {"logprobs"}}, "scaffolding.method"),
 ]
 
 COMPLETION_REFUSALS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -534,3 +536,30 @@ def test_any_legal_request_is_admitted_or_refused(fields: dict[str, Any], record
         return
     assert prompt_tokens + request.sampling.max_tokens <= server.max_model_len
     assert StreamSpec.decode(request.spec).outputs == request.num_outputs
+
+
+# ------------------------------------------------------------------ scaffolding
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("method", "logprobs"), [("majority_vote", None), ("best_of_n", 0)])
+def test_the_generations_of_a_scaffolded_chat_are_outputs_of_one_request(
+    stream: bool, method: str, logprobs: int | None
+) -> None:
+    request = admitted(chat(stream=stream, seed=5, scaffolding={"method": method, "n": 8}))
+    assert (request.n, request.num_outputs, request.sampling.seed) == (8, 8, 5)
+    assert request.sampling.logprobs == logprobs
+    spec = StreamSpec.decode(request.spec)
+    assert spec.post_processor == ("scaffolding_stream" if stream else "scaffolding_unary")
+    assert (spec.outputs, spec.prompt_tokens, spec.logprobs, spec.args["n"]) == (8, 3, logprobs, 8)
+    assert spec.args["scaffolding"] == {"method": method, "n": 8, "extract": None}
+    assert spec.args["logprobs"] is False
+
+
+def test_log_probabilities_that_the_client_asks_for_do_for_the_choice_too() -> None:
+    request = admitted(chat(logprobs=True, top_logprobs=2, scaffolding={"method": "best_of_n", "n": 2}))
+    assert request.sampling.logprobs == 2
+
+
+def test_a_vote_needs_no_log_probabilities() -> None:
+    admitted(chat(scaffolding={"method": "majority_vote", "n": 2}), facts(supported=ALL - {"logprobs"}))

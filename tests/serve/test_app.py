@@ -165,6 +165,25 @@ def test_a_stream() -> None:
     run(main())
 
 
+def test_a_scaffolded_chat_is_one_request_and_counted_by_its_method() -> None:
+    async def main() -> None:
+        served = Served()
+        body = {**CHAT, "scaffolding": {"method": "majority_vote", "n": 4}}
+        refused = await served.call("/v1/chat/completions", {**body, "n": 2})
+        assert refused.status == 400 and refused.json()["error"]["param"] == "n"
+        client = Client(json.dumps(body).encode())
+        call = asyncio.create_task(served.call("/v1/chat/completions", client=client))
+        await served.submitted.wait()
+        assert (served.request.num_outputs, served.proxy.open_requests) == (4, 1)
+        client.leave()
+        await call
+        assert served.to_executor[1:] == [Abort(served.request.rid)]
+        assert served.metric('tailrace_scaffolding_requests_total{method="majority_vote"} 1.0')
+        assert served.metric('tailrace_scaffolding_requests_total{method="best_of_n"} 0.0')
+
+    run(main())
+
+
 def test_a_document() -> None:
     async def main() -> None:
         served = Served()
@@ -559,7 +578,7 @@ def test_wrong_methods(method: str, path: str, allow: bytes) -> None:
 def test_the_models_card(path: str) -> None:
     served = Served(replace(FACTS, model=path.removeprefix("/v1/models/")))
     card = run(served.call(path, method="GET")).json()
-    assert card["id"] == path.removeprefix("/v1/models/") and card["max_model_len"] == 500
+    assert card["id"] == card["root"] == path.removeprefix("/v1/models/") and card["max_model_len"] == 500
     assert run(served.call("/v1/models", method="GET")).json() == {"object": "list", "data": [card]}
     assert run(served.call("/v1/models/other", method="GET")).status == 404
 

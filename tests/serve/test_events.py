@@ -62,6 +62,11 @@ def test_events_fold_by_kind() -> None:
         folded.add(event)
     assert (folded.content, folded.reasoning) == (["c1", "c2"], ["r1", "r2"])
     assert folded.tool_calls == [ToolCall("id0", "f", ["{", "}"]), ToolCall("id1", "g", [""])]
+    again = Folded()
+    for event in folded.events():
+        again.add(event)
+    assert again == Folded(["c1c2"], ["r1r2"], [ToolCall("id0", "f", ["{}"]), ToolCall("id1", "g", [""])])
+    assert len(folded.events()) == 4 and Folded().events() == []
 
 
 def test_a_call_as_a_message_has_it() -> None:

@@ -143,6 +143,8 @@ SHARED_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"priority": 1}, "priority"),
 ]
 
+VOTE = {"method": "majority_vote", "n": 2}
+
 CHAT_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"messages": None}, "messages"),
     ({"messages": []}, "messages"),
@@ -215,6 +217,18 @@ CHAT_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"echo": True}, "echo"),
     ({"suffix": "x"}, "suffix"),
     ({"prompt": "x"}, "prompt"),
+    ({"scaffolding": "majority_vote"}, "scaffolding"),
+    ({"scaffolding": {"n": 2}}, "scaffolding.method"),
+    ({"scaffolding": {"method": "tree_search", "n": 2}}, "scaffolding.method"),
+    ({"scaffolding": {"method": "best_of_n"}}, "scaffolding.n"),
+    ({"scaffolding": {"method": "best_of_n", "n": 1}}, "scaffolding.n"),
+    ({"scaffolding": {"method": "best_of_n", "n": "2"}}, "scaffolding.n"),
+    ({"scaffolding": {"method": "best_of_n", "n": 2, "m": 1}}, "scaffolding.m"),
+    ({"scaffolding": {"method": "best_of_n", "n": 2, "extract": "text"}}, "scaffolding.extract"),
+    ({"scaffolding": {"method": "majority_vote", "n": 2, "extract": "."}}, "scaffolding.extract"),
+    ({"scaffolding": VOTE, "n": 2}, "n"),
+    ({"scaffolding": VOTE, "stream_interval": 1}, "stream_interval"),
+    ({"scaffolding": VOTE, "split_steps": True}, "split_steps"),
 ]
 
 NOT_PROMPTS: list[Any] = [None, 5, True, {}, [], [[]], [True], [1.0], [-1], [1 << 31], [1, "a"], ["a", 1], [[1], "a"]]
@@ -237,6 +251,7 @@ COMPLETION_REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"max_completion_tokens": 5}, "max_completion_tokens"),
     ({"messages": [USER]}, "messages"),
     ({"tools": [WEATHER]}, "tools"),
+    ({"scaffolding": VOTE}, "scaffolding"),
 ]
 
 
@@ -470,6 +485,11 @@ def test_effective_tool_choice(fields: dict[str, Any], choice: Any) -> None:
 )
 def test_token_limit(fields: dict[str, Any], limit: int | None) -> None:
     assert chat(**fields).token_limit == limit
+
+
+def test_generations() -> None:
+    assert chat(n=3).outputs == 3
+    assert chat(n=1, split_steps=False, scaffolding=VOTE | {"extract": None}).outputs == 2
 
 
 def test_continuing_the_last_message_opens_no_new_one() -> None:

@@ -102,3 +102,11 @@ def test_a_recording_stays_as_it_is() -> None:
     before = copy.deepcopy(made)
     admit_recording(made, True)
     assert made == before
+
+
+def test_a_scaffolded_chat_is_replayed_as_one() -> None:
+    asked = {"method": "majority_vote", "n": 3}
+    for stream, name in ((True, "scaffolding_stream"), (False, "scaffolding_unary")):
+        made = admit_recording(recording(request=recording()["request"] | {"scaffolding": asked}), stream)
+        assert isinstance(made, StreamSpec)
+        assert (made.post_processor, made.outputs) == (name, 3)

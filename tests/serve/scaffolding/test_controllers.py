@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,6 @@ from serve.scaffolding import (
     TaskStatus,
     TreeSearchController,
 )
-from serve.scaffolding.majority_vote import is_certain
 from serve.scaffolding.prompt import PromptError, continued, is_messages, with_feedback
 from tests.serve.scaffolding.doubles import FakeHandle, FakeWorker, WritingWorker, run
 
@@ -104,20 +102,6 @@ def test_who_has_no_answer_has_no_vote() -> None:
     assert task.details == {"answer": "3", "votes": {"3": 1}, "voters": 1}
     task, _, _ = generate(MajorityVoteController(2, extract), texts("x", "y"))
     assert (task.details["answer"], task.output_str) == (None, "x")
-
-
-@pytest.mark.parametrize(
-    ("votes", "running", "certain"),
-    [
-        ({}, 3, False),
-        ({"a": 2}, 1, True),
-        ({"a": 2}, 2, False),
-        ({"a": 3, "b": 1}, 1, True),
-        ({"a": 2, "b": 2}, 0, False),
-    ],
-)
-def test_certainty(votes: dict[str, int], running: int, certain: bool) -> None:
-    assert is_certain(Counter(votes), running) is certain
 
 
 def test_methods_nest() -> None:
