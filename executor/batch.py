@@ -1,16 +1,18 @@
 """What a worker gets with the next message, gathered as the columns that it will be.
 
 A step of the engine is mostly columns already: usual rows, which bring one id of output 0. As long as they are all that
-there is, they are kept and handed on as they came; the column of rids stays the object that it is (``Rids``). What is
-unusual about a row is noted beside the columns.
+there is, they are kept and handed on as they came; the column of rids stays the object that it is (``Rids``). Where a
+worker has not kept up, several steps of the same rows become one: each row has as many ids. What is unusual about a row
+is noted beside the columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from executor.engines.base import StepRow, TokenLogprob
-from executor.messages import Finish, Open, StepRecords
+from executor.messages import MAX_COUNT, Finish, Open, StepRecords
 from executor.rids import Rids
 from executor.same import same
 
@@ -24,7 +26,7 @@ class Batch:
     """Rows for one worker. opens: requests that it hears of first. history: tokens of resent histories among the rows;
     not 0 while what is left of a part that was taken waits."""
 
-    __slots__ = ("opens", "history", "_rids", "_tokens", "_shapes", "_finishes", "_logprobs")
+    __slots__ = ("opens", "history", "_rids", "_tokens", "_steps", "_shapes", "_finishes", "_logprobs")
 
     def __init__(self) -> None:
         self.opens: list[Open] = []
@@ -32,10 +34,12 @@ class Batch:
         self._begin()
 
     def _begin(self) -> None:
-        """Have no rows. The columns are our own lists, but for those of one step alone, which belong to all who have
+        """Have no rows. The columns are our own lists, but for those of usual rows alone, which belong to all who have
         them."""
         self._rids: Rids | list[int] = []
         self._tokens: list[int] = []
+        #: while there are only usual rows, of the same requests: the ids of each step, instead of ``tokens``
+        self._steps: list[list[int]] = []
         #: row -> (index, number of ids), where that is not (0, 1)
         self._shapes: dict[int, tuple[int, int]] = {}
         self._finishes: dict[int, Finish] = {}
@@ -47,7 +51,9 @@ class Batch:
     def extend(self, rids: Rids, token_ids: list[int]) -> None:
         """Take usual rows."""
         if not self._rids:
-            self._rids, self._tokens = rids, token_ids
+            self._rids = rids
+        if self._rids is rids and len(self._steps) < MAX_COUNT:
+            self._steps.append(token_ids)
             return
         self._own().extend(rids)
         self._tokens += token_ids
@@ -72,11 +78,17 @@ class Batch:
         if isinstance(rids, list):
             return rids
         self._rids = owned = list(rids)
-        self._tokens = list(self._tokens)
+        steps, self._steps = self._steps, []
+        self._tokens = list(_joined(steps))
+        if len(steps) > 1:
+            self._shapes = dict.fromkeys(range(len(owned)), (0, len(steps)))
         return owned
 
     def take(self, stamp: int, incarnation: int) -> StepRecords:
         """Everything, or the first part of what is too much for one message; the rest stays."""
+        if self._steps and not self.history and len(self._rids) <= MAX_ROWS:
+            return self._take_steps(stamp, incarnation)
+        self._own()
         count = len(self._rids)
         indexes, counts = self._columns(count)
         if self.history > MAX_HISTORY or count > MAX_ROWS:
@@ -89,6 +101,17 @@ class Batch:
         self.opens, self.history = [], 0
         self._begin()
         return steps
+
+    def _take_steps(self, stamp: int, incarnation: int) -> StepRecords:
+        rids, steps, opens = self._rids, self._steps, self.opens
+        together = max(1, MAX_HISTORY // len(rids))
+        if len(steps) > together:
+            steps, self._steps, self.opens = steps[:together], steps[together:], []
+        else:
+            self.opens = []
+            self._begin()
+        counts = same(len(steps), len(rids))
+        return StepRecords(rids, same(0, len(rids)), counts, _joined(steps), {}, {}, opens, stamp, incarnation)
 
     def _columns(self, count: int) -> tuple[Sequence[int], Sequence[int]]:
         """Each row's index and number of ids."""
@@ -122,6 +145,11 @@ class Batch:
         self._shapes = {number - count: shape for number, shape in self._shapes.items() if number >= count}
         self._finishes = {number - count: finish for number, finish in self._finishes.items() if number >= count}
         self._logprobs = {number - count: entries for number, entries in self._logprobs.items() if number >= count}
+
+
+def _joined(steps: Sequence[list[int]]) -> list[int]:
+    """The ids of steps of the same rows, row by row."""
+    return steps[0] if len(steps) == 1 else list(chain.from_iterable(zip(*steps)))
 
 
 def _rows_of_a_message(counts: Sequence[int]) -> int:

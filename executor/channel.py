@@ -18,6 +18,9 @@ from executor.wire import MAX_FRAME
 
 #: Messages, per side of a connection. A worker that has this many steps waiting is slow: the executor then joins steps.
 STEPS_HWM = 64
+#: Bytes that are handled in one turn of a loop: a million ids, which a worker that was left behind gets through in some
+#: tenths of a second.
+AT_ONCE = 4 << 20
 #: Messages of emissions, likewise. A front end that stands still has that many waiting from each worker; what comes
 #: then gathers in the worker as ids.
 EMISSIONS_HWM = 1000
@@ -95,13 +98,16 @@ def connect_push(
     return socket
 
 
-def drain(socket: zmq.Socket[bytes], limit: int = 256) -> list[bytes]:
-    """Frames that have arrived, at most ``limit``: one busy sender must not keep the loop from everything else. Fewer
-    than that: the socket is empty, and its descriptor will tell of the next one."""
+def drain(socket: zmq.Socket[bytes], limit: int = 256, most: int = 1 << 40) -> list[bytes]:
+    """Frames that have arrived, at most ``limit``, and none once there are ``most`` bytes: one busy sender must not
+    keep the loop from everything else. Less than that: the socket is empty, and its descriptor will tell of the next
+    one."""
     frames: list[bytes] = []
+    size = 0
     # To ask costs a third of the exception that an empty socket raises.
-    while len(frames) < limit and socket.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
+    while len(frames) < limit and size < most and socket.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
         frames.append(socket.recv(_NOBLOCK))
+        size += len(frames[-1])
     return frames
 
 

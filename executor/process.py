@@ -81,7 +81,9 @@ class ExecutorProcess:
         spin."""
         due = self._core.poll_timeout()
         timeout = INTERVAL if due is None else min(due, INTERVAL)
-        return -int(-1000 * (min(timeout, RETRY) if self._waiting else timeout) // 1)
+        if self._waiting:  # an engine that makes a step whenever it is asked would leave the worker behind for good
+            timeout = min(timeout or RETRY, RETRY)
+        return -int(-1000 * timeout // 1)
 
     def _receive(self, frame: bytes) -> None:
         message = self._frames.read(frame)

@@ -12,7 +12,7 @@ import sys
 
 import zmq
 
-from executor.channel import EMISSIONS_HWM, STEPS_HWM, bind_pull, can_send, connect_push, drain, try_send
+from executor.channel import AT_ONCE, EMISSIONS_HWM, STEPS_HWM, bind_pull, can_send, connect_push, drain, try_send
 from executor.child import Child, run_child
 from executor.messages import Cancel, Message
 from executor.reporting import INTERVAL
@@ -49,7 +49,7 @@ class WorkerProcess:
             child.beat()
             timeout = RETRY if self._shell.holds else INTERVAL
             child.notice(dict(poller.poll(child.poll_ms(int(1000 * timeout)))))
-            frames = drain(self._inbound)
+            frames = drain(self._inbound, most=AT_ONCE)
             if frames or self._shell.holds:
                 self._send(self._shell.handle(frames, self._blocked()))
             self._report()

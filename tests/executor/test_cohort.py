@@ -28,8 +28,8 @@ def test_ids_go_to_their_workers_and_histories() -> None:
         cohort.give([step, step + 1, step + 2, step + 3], ledger)
     cohort.validate(lanes)
     assert cohort.odd == {}
-    assert rows(batches[0]) == [(5, [10]), (7, [12]), (5, [20]), (7, [22])]
-    assert rows(batches[1]) == [(6, [11]), (6, [21])] and rows(batches[2]) == [(8, [13]), (8, [23])]
+    assert rows(batches[0]) == [(5, [10, 20]), (7, [12, 22])]
+    assert rows(batches[1]) == [(6, [11, 21])] and rows(batches[2]) == [(8, [13, 23])]
     ledger.settle()
     assert {rid: list(history) for rid, (_, history) in lanes.items()} == {
         5: [10, 20], 6: [11, 21], 7: [12, 22], 8: [13, 23],
