@@ -63,7 +63,7 @@ def test_columns_are_left_alone_by_what_joins_them() -> None:
     cohort, first, second = Cohort(rids, lanes_of({5: 0, 6: 0}, [batch])), [1, 2], [3, 4]
     cohort.give(first, ledger)
     cohort.give(second, ledger)
-    assert rows(batch) == [(5, [1]), (6, [2]), (5, [3]), (6, [4])]
+    assert rows(batch) == [(5, [1, 3]), (6, [2, 4])]
     assert (rids, first, second) == ((5, 6), [1, 2], [3, 4])
 
 
