@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from typing import TypeGuard
 
 from executor.request import GenerationRequest
-from executor.rids import Rids
+from executor.rids import Rids, change, without
 from executor.sink import Sink
 
 
@@ -38,9 +39,9 @@ class Pending:
         return list(zip(self.counts, self.ends))
 
     def alone(self) -> None:
-        """Something happens to this request, and not to others: it leaves its cohort, which ends with that."""
+        """Something happens to this request, and not to others: it leaves its cohort."""
         if self.cohort is not None:
-            self.cohort.dissolve()
+            self.cohort.leave(self)
 
 
 class Cohort:
@@ -50,33 +51,53 @@ class Cohort:
     What a message tells of how much their sinks have stays a column, until somebody asks one of them.
     """
 
-    __slots__ = ("_rids", "_epochs", "_pendings", "_feeds", "_counts")
+    __slots__ = ("_rids", "_epochs", "_pendings", "_feeds", "_counts", "_left")
 
     def __init__(self, rids: Rids, epochs: Sequence[int], worker: int, pendings: Sequence[Pending]) -> None:
         for old in {id(p.cohort): p.cohort for p in pendings}.values():
             if old is not None:
                 old.dissolve()
         self._rids: Rids | None = rids
-        self._epochs, self._pendings = epochs, pendings
-        self._feeds: list[Callable[[bytes, int], None]] = []
+        self._epochs, self._pendings = list(epochs), list(pendings)
+        self._feeds = [self._take(pending, epoch, worker) for pending, epoch in zip(pendings, epochs)]
         self._counts: Sequence[int] = ()
-        for pending, epoch in zip(pendings, epochs):
-            assert pending.sink is not None
-            pending.epoch, pending.worker, pending.cohort = epoch, worker, self
-            self._feeds.append(pending.sink.feed)
+        #: places of those that have left
+        self._left: set[int] = set()
+
+    def _take(self, pending: Pending, epoch: int, worker: int) -> Callable[[bytes, int], None]:
+        assert pending.sink is not None
+        pending.epoch, pending.worker, pending.cohort = epoch, worker, self
+        return pending.sink.feed
 
     @staticmethod
-    def fits(rids: Rids, epochs: Sequence[int], pendings: Collection[Pending | None]) -> bool:
+    def fits(pendings: Sequence[Pending | None], epochs: Sequence[int]) -> TypeGuard[Sequence[Pending]]:
         """Whether all are open, read, and not on from here under a newer epoch."""
-        return (
-            None not in pendings
-            and len(set(rids)) == len(rids)
-            and all(p is not None and p.sink is not None and e >= p.epoch for p, e in zip(pendings, epochs))
-        )
+        return all(p is not None and p.sink is not None and e >= p.epoch for p, e in zip(pendings, epochs))
 
     def has(self, rids: Sequence[int], epochs: Sequence[int]) -> bool:
         """Whether a message's rows are these, in this order."""
-        return rids is self._rids and epochs == self._epochs
+        return rids is self._rids and not self._left and list(epochs) == self._epochs
+
+    def change(self, rids: Rids, epochs: Sequence[int], worker: int, find: Callable[[int], Pending | None]) -> bool:
+        """Become the cohort of a message with nearly the same column, which has to be fed then: it tells those that
+        stay how much they have. find: a request by its rid."""
+        how = None if self._rids is None else change(self._rids, rids)
+        if how is None or not self._left.issubset(how.gone):
+            return False
+        come = [find(rids[at]) for at in how.come]
+        same = without(self._epochs, how.gone) == without(epochs, how.come)
+        if not same or not self.fits(come, [epochs[at] for at in how.come]):
+            return False
+        for at in reversed(how.gone):
+            if at not in self._left:
+                self.leave(self._pendings[at])
+            del self._pendings[at], self._feeds[at]
+        self._rids, self._epochs, self._counts, self._left = rids, list(epochs), (), set()
+        for at, pending in zip(how.come, come):
+            pending.alone()
+            self._pendings.insert(at, pending)
+            self._feeds.insert(at, self._take(pending, epochs[at], worker))
+        return True
 
     def feed(self, counts: Sequence[int], payloads: Iterator[bytes]) -> None:
         """A message that ends nothing: counts and payloads as in ``Emissions``."""
@@ -87,12 +108,22 @@ class Cohort:
     def settle(self) -> None:
         """Tell the requests how much their sinks have."""
         for pending, count in zip(self._pendings, self._counts):
-            pending.counts[0] = count
+            if pending.cohort is self:
+                pending.counts[0] = count
         self._counts = ()
 
+    def leave(self, pending: Pending) -> None:
+        """One goes on by itself."""
+        at = self._pendings.index(pending)
+        if self._counts:
+            pending.counts[0] = self._counts[at]
+        pending.cohort = None
+        self._left.add(at)
+
     def dissolve(self) -> None:
-        """Its requests go on one by one."""
+        """All go on by themselves."""
         self.settle()
         for pending in self._pendings:
-            pending.cohort = None
-        self._rids, self._pendings, self._feeds = None, (), []
+            if pending.cohort is self:
+                pending.cohort = None
+        self._rids, self._pendings, self._feeds = None, [], []

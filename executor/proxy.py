@@ -310,10 +310,14 @@ class GenerationExecutor:
         cohort = self._cohorts.get(worker)
         if cohort is not None and cohort.has(rids, epochs):
             return cohort
+        if cohort is not None and cohort.change(rids, epochs, worker, self._pending.get):
+            return cohort
         pendings = list(map(self._pending.get, rids))
-        if not Cohort.fits(rids, epochs, pendings):
+        if len(set(rids)) != len(rids) or not Cohort.fits(pendings, epochs):
+            if cohort is not None:  # its requests would leave one by one
+                self._cohorts.pop(worker).dissolve()
             return None
-        cohort = self._cohorts[worker] = Cohort(rids, epochs, worker, pendings)  # type: ignore[arg-type]
+        cohort = self._cohorts[worker] = Cohort(rids, epochs, worker, pendings)
         return cohort
 
     def _feed(self, message: Emissions) -> None:

@@ -35,10 +35,11 @@ def change(old: Sequence[int], new: Sequence[int]) -> Change | None:
     if 4 * (len(lost) + len(won)) > len(new):
         return None
     made = Change(sorted(map(old.index, lost)), sorted(map(new.index, won)))
-    return made if _without(old, made.gone) == _without(new, made.come) else None
+    return made if without(old, made.gone) == without(new, made.come) else None
 
 
-def _without(values: Sequence[int], places: Sequence[int]) -> list[int]:
+def without(values: Sequence[int], places: Sequence[int]) -> list[int]:
+    """The values but for those at some places, which ascend."""
     rest: list[int] = []
     start = 0
     for place in places:

@@ -52,6 +52,7 @@ def measure(options: argparse.Namespace, setting: Setting) -> Cost:
     """Streams to so many clients, in the middle of their lives."""
     paced, streams = setting.mode == "paced", setting.concurrency
     engine = {"step_interval": options.interval if paced else 0.0, "batch_size": max(streams, 256)}
+    engine["special_token_ids"] = options.textless
     with Stack.replay(options.tokenizer, engine, *setting.flags()) as stack:
         idle = stack.memory()
         request = http_request("/v1/chat/completions", REQUEST)
@@ -97,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     options = parse(argv)
     options.tokenizer = options.tokenizer or embedded_tokenizer()
+    options.textless = textless(options.tokenizer)
     if options.step_lag:
         return lag(options)
     lines: list[dict[str, Any]] = []
@@ -124,6 +126,7 @@ def lag(options: argparse.Namespace) -> int:
     for setting in settings(options):
         streams = setting.concurrency
         engine = {"step_interval": options.interval, "batch_size": max(streams, 256)}
+        engine["special_token_ids"] = options.textless
         with Stack.replay(options.tokenizer, engine, *setting.flags()) as stack:
             results.append(step_lag.measure(stack, streams, request, options.interval, options.seconds))
         if not options.json:
@@ -184,6 +187,16 @@ def embedded_tokenizer() -> Path:
     from executor.models import resolve_model
 
     return resolve_model(None, progress=lambda text: print(text, file=sys.stderr)).directory
+
+
+def textless(tokenizer: Path) -> list[int]:
+    """The ids without a text of their own: special ones, and parts of characters. One event per token is what is
+    measured, and they make none. Drawn at random from a whole vocabulary they would be far more than in any text."""
+    from postproc_workers.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary.load(str(tokenizer))
+    texts = vocabulary.detokenizer(skip_special_tokens=True).strings
+    return [token for token in range(vocabulary.size) if token >= len(texts) or not texts[token]]
 
 
 def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -106,6 +106,27 @@ def test_a_new_executor_hears_of_the_columns(proxy: Wired) -> None:
     assert [resubmit.delivered for resubmit in resubmits] == [[(2, False)]] * 3
 
 
+def test_one_that_comes_and_one_that_goes(proxy: Wired) -> None:
+    more = [Client() for _ in range(8)]
+    for rid, client in enumerate(more, 10):
+        proxy.open(request_of(rid, spec_of(CHAT)), client)
+    batch = [3, *range(10, 17), 4]
+    proxy.column(1, rids=Rids(batch))
+    proxy.row(12, 2, OUTPUT_END | REQUEST_END)
+    proxy.discard(14)
+    batch = [3, 10, 11, 13, *range(15, 18), 4, 5]
+    proxy.column(2, rids=Rids(batch))
+    assert proxy.bodies == [b"0102", b"0102", b"02"] and [proxy.tokens_of(rid) for rid in batch] == [2] * 9
+    assert [client.body for client in more] == [
+        b"0102", b"0102", b"01..", b"0102", b"01", b"0102", b"0102", b"02",
+    ]  # fmt: skip
+    assert proxy.tokens_of(14) == 1 and proxy.late_rows == 0
+    proxy.worker_lost(0)
+    lost = proxy.sent[-1]
+    assert isinstance(lost, WorkerLost)
+    assert lost.delivered == {rid: [(2, False)] for rid in batch} | {14: [(1, False)]}
+
+
 def test_the_same_request_twice_is_no_column(proxy: Wired) -> None:
     proxy.column(1, rids=Rids((3, 3, 4)))
     assert proxy.bodies == [b"0101", b"01", b""] and proxy.told() == [1, 1, 0]
@@ -122,7 +143,7 @@ def test_what_does_not_fit() -> None:
     def pending(epoch: int = 0, read: bool = True) -> Pending:
         return Pending(Client() if read else None, request_of(1, spec_of(CHAT)), epoch=epoch, counts=[0], ends=[False])
 
-    assert Cohort.fits(RIDS, [0] * 3, [pending(), pending(), pending()])
-    assert not Cohort.fits(RIDS, [0] * 3, [pending(), None, pending()])
-    assert not Cohort.fits(RIDS, [0] * 3, [pending(), pending(read=False), pending()])
-    assert not Cohort.fits(RIDS, [0, 1, 0], [pending(), pending(epoch=2), pending()])
+    assert Cohort.fits([pending(), pending(), pending()], [0] * 3)
+    assert not Cohort.fits([pending(), None, pending()], [0] * 3)
+    assert not Cohort.fits([pending(), pending(read=False), pending()], [0] * 3)
+    assert not Cohort.fits([pending(), pending(epoch=2), pending()], [0, 1, 0])
