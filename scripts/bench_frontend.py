@@ -43,6 +43,8 @@ from scripts.bench.stack import Stack
 from scripts.bench.takers import Takers, http_request
 
 SWEEP = (1, 16, 64, 256, 1024, 4096)
+#: Different ids in what is streamed.
+IDS = 8192
 REQUEST: dict[str, object] = {
     "messages": [{"role": "user", "content": "Go on."}], "stream": True, "max_tokens": 900_000, "ignore_eos": True,
 }  # fmt: skip
@@ -52,7 +54,7 @@ def measure(options: argparse.Namespace, setting: Setting) -> Cost:
     """Streams to so many clients, in the middle of their lives."""
     paced, streams = setting.mode == "paced", setting.concurrency
     engine = {"step_interval": options.interval if paced else 0.0, "batch_size": max(streams, 256)}
-    engine["special_token_ids"] = options.textless
+    engine |= options.ids
     with Stack.replay(options.tokenizer, engine, *setting.flags()) as stack:
         idle = stack.memory()
         request = http_request("/v1/chat/completions", REQUEST)
@@ -98,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     options = parse(argv)
     options.tokenizer = options.tokenizer or embedded_tokenizer()
-    options.textless = textless(options.tokenizer)
+    options.ids = ids_of_text(options.tokenizer)
     if options.step_lag:
         return lag(options)
     lines: list[dict[str, Any]] = []
@@ -126,7 +128,7 @@ def lag(options: argparse.Namespace) -> int:
     for setting in settings(options):
         streams = setting.concurrency
         engine = {"step_interval": options.interval, "batch_size": max(streams, 256)}
-        engine["special_token_ids"] = options.textless
+        engine |= options.ids
         with Stack.replay(options.tokenizer, engine, *setting.flags()) as stack:
             results.append(step_lag.measure(stack, streams, request, options.interval, options.seconds))
         if not options.json:
@@ -189,14 +191,17 @@ def embedded_tokenizer() -> Path:
     return resolve_model(None, progress=lambda text: print(text, file=sys.stderr)).directory
 
 
-def textless(tokenizer: Path) -> list[int]:
-    """The ids without a text of their own: special ones, and parts of characters. One event per token is what is
-    measured, and they make none. Drawn at random from a whole vocabulary they would be far more than in any text."""
+def ids_of_text(tokenizer: Path) -> dict[str, Any]:
+    """What streams are made of, for the engine's config: the first ids, each as often as any other, without those that
+    have no text of their own (special ones, parts of characters): these make no event.
+
+    A hundred thousand tokens of English have five thousand different ids. Drawn from a whole vocabulary, ids come up
+    that no text has, and each for the first time: that would be measured instead.
+    """
     from postproc_workers.vocabulary import Vocabulary
 
-    vocabulary = Vocabulary.load(str(tokenizer))
-    texts = vocabulary.detokenizer(skip_special_tokens=True).strings
-    return [token for token in range(vocabulary.size) if token >= len(texts) or not texts[token]]
+    texts = Vocabulary.load(str(tokenizer)).detokenizer(skip_special_tokens=True).strings
+    return {"synthetic_ids": IDS, "special_token_ids": [id for id, text in enumerate(texts[:IDS]) if not text]}
 
 
 def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -44,6 +44,7 @@ class ReplayConfig:
     max_model_len: int = 1 << 20
     eos_token_ids: Sequence[int] = ()
     special_token_ids: Sequence[int] = ()
+    synthetic_ids: int = 0
     step_interval: float = 0.0
     batch_size: int = 256
     tokens_per_step: int = 1
@@ -56,13 +57,19 @@ class ReplayConfig:
             _require(_is_int(getattr(self, name)) and getattr(self, name) >= 1, name, "an integer >= 1")
         for name in ("eos_token_ids", "special_token_ids"):
             _require(_are_ids(getattr(self, name)), name, "a list of token ids")
-        fails = self.fail_after_steps
-        _require(_is_int(fails) and fails >= 0, "fail_after_steps", "an integer >= 0")
+        for name in ("fail_after_steps", "synthetic_ids"):
+            _require(_is_int(getattr(self, name)) and getattr(self, name) >= 0, name, "an integer >= 0")
         interval = self.step_interval
         _require(isinstance(interval, (int, float)) and interval >= 0, "step_interval", "seconds >= 0")
         _require(self.rule in RULES, "rule", f"one of {', '.join(RULES)}")
+        _require(bool(self.emitted), "vocab_size", "more than the ids that are never emitted")
+
+    @property
+    def emitted(self) -> list[int]:
+        """What synthetic streams are made of."""
         silent = {*self.eos_token_ids, *self.special_token_ids}
-        _require(len(silent) < self.vocab_size, "vocab_size", "more than the ids that are never emitted")
+        size = min(self.synthetic_ids or self.vocab_size, self.vocab_size)
+        return [token for token in range(size) if token not in silent]
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ReplayConfig:

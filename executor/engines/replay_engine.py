@@ -10,6 +10,7 @@ key                       meaning (default)
 ``max_model_len``         prompt and generated ids of one output (2**20)
 ``eos_token_ids``         the "model's" end-of-sequence ids; synthetic streams never emit them ([])
 ``special_token_ids``     further ids that synthetic streams never emit ([])
+``synthetic_ids``         synthetic streams emit only ids below this; 0: any of the vocabulary (0)
 ``step_interval``         seconds between steps; 0: every ``collect()`` makes one (0)
 ``batch_size``            outputs per step at most; the others wait until one ends (256)
 ``tokens_per_step``       ids per output and step, as of speculative decoding (1)
@@ -159,7 +160,7 @@ class ReplayEngine:
         silent = {*self._config.eos_token_ids, *self._config.special_token_ids}
         self._silent = frozenset(silent)
         #: what synthetic streams are made of, and as the checksum takes it
-        self._vocabulary = [token for token in range(self._config.vocab_size) if token not in silent]
+        self._vocabulary = self._config.emitted
         self._packed = [token.to_bytes(4, "little") for token in self._vocabulary]
         self._made_up: dict[tuple[int, int], TokenLogprob] = {}
         self._added = 0
