@@ -131,6 +131,10 @@ class ExecutorCore:
             else:
                 self.waiting.leave(part.rid)
 
+    def tidy(self) -> None:
+        """Do what can be done between two steps, when nobody waits."""
+        self.dispatcher.tidy()
+
     def poll_timeout(self) -> float | None:
         """Seconds until ``step`` should be called without being woken; None: whenever something happens."""
         due = self._engine.poll_timeout()

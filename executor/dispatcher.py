@@ -264,6 +264,10 @@ class Dispatcher:
         self._rest()
         return condemned
 
+    def tidy(self) -> None:
+        """Do what can be done between two steps."""
+        self._ledger.tidy()
+
     def _rest(self) -> None:
         """Where nothing is open, keep nothing of what was."""
         if not self._routes:

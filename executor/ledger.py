@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from itertools import starmap
 from struct import Struct
 
-#: Ids that wait, at most: some 0.1 ms of work when they go. So many steps of so many outputs cost little each.
-MAX_IDS = 1 << 13
+#: Ids that are worth the while: some 0.3 ms of work when they go.
+ENOUGH = 1 << 13
+#: Ids that wait at most, where nobody ``tidies``.
+MAX_IDS = 1 << 16
 
 
 class Ledger:
-    """Enters what is generated into histories, in the order given, when somebody asks (``settle``) or much waits."""
+    """Enters what is generated into histories, in the order given, when somebody asks (``settle``), has the time
+    (``tidy``), or very much waits."""
 
     def __init__(self) -> None:
         #: histories -> columns with an id for each of them
@@ -45,6 +48,12 @@ class Ledger:
     def _wait(self, count: int) -> None:
         self._ids += count
         if self._ids >= MAX_IDS:
+            self.settle()
+
+    def tidy(self) -> None:
+        """Whoever calls has the time: enter what waits, if that is enough. In the middle of a step it would delay
+        the step."""
+        if self._ids >= ENOUGH:
             self.settle()
 
     def settle(self) -> None:

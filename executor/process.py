@@ -68,9 +68,11 @@ class ExecutorProcess:
             for worker, steps in self._core.step(time.monotonic_ns(), self._waiting):
                 self._send(worker, steps)
             self._answer()
-            self._report()
             if self._core.collecting is not None:
                 self._step_shipping.observe(time.perf_counter() - begin - self._core.collecting)
+            # The step is on its way, so nobody waits for what takes longer than a usual step does.
+            self._core.tidy()
+            self._report()
 
     def close(self) -> None:
         """Close all sockets; what was sent to a front end may still leave."""
