@@ -79,6 +79,8 @@ class Cohort:
     def change(self, rids: Rids, how: Change, lanes: Sequence[Lane], places: Sequence[int] | None) -> None:
         """Some lanes are gone, and others have come. lanes: the latter."""
         self.settle()
+        # Copies: some are in messages that have been given away, and in the same process nobody encodes those first.
+        self._epochs, self._counts = list(self._epochs), list(self._counts)
         columns = self._ids, self._epochs, self._around, self._counts, self._heads, self._tails
         for at in reversed(how.gone):
             for column in columns:

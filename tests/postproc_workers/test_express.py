@@ -97,6 +97,22 @@ def test_a_stable_batch_is_one_kept_column_per_front_end() -> None:
     assert all(one is found[0] for found in columns for one in found) and len(columns[0]) == len(columns[1]) == 3
 
 
+def test_a_message_stays_as_it_was_given() -> None:
+    """In the front end's own process nobody encodes it first."""
+    worker = PostprocWorker(vocabulary(), ALL_POST_PROCESSORS)
+    worker.receive([StepRecords([], [], [], [], opens=opens(9))])
+    given, copies, rids = [], [], Rids(range(9))
+    for turn in range(8):
+        if turn in (3, 5):
+            rids = Rids(rid for rid in rids if rid != turn)
+        step = StepRecords(rids, [0] * len(rids), [1] * len(rids), [HELLO[turn]] * len(rids))
+        for _, made in worker.receive([step]).emissions:
+            given.append(made)
+            copies.append(list(made.rows()))
+    assert [list(made.rows()) for made in given] == copies
+    assert [len(copy) for copy in copies] == [9, 9, 9, 8, 8, 7, 7, 7]
+
+
 def test_ids_that_are_kept_by_column_are_told_to_a_new_executor() -> None:
     pair = Pair(opens(3))
     for token in HELLO[:5]:
