@@ -11,6 +11,9 @@ from executor.request import GenerationRequest
 from executor.rids import Rids, change, without
 from executor.sink import Sink
 
+#: Requests that leave a cohort one by one: each is looked for. With more of them, all go.
+_LEAVERS = 64
+
 
 @dataclass(slots=True, eq=False)
 class Pending:
@@ -58,7 +61,9 @@ class Cohort:
             if old is not None:
                 old.dissolve()
         self._rids: Rids | None = rids
-        self._epochs, self._pendings = list(epochs), list(pendings)
+        self._epochs = list(epochs)
+        #: by place; None where one has left: nothing of what is over is kept
+        self._pendings: list[Pending | None] = list(pendings)
         self._feeds = [self._take(pending, epoch, worker) for pending, epoch in zip(pendings, epochs)]
         self._counts: Sequence[int] = ()
         #: places of those that have left
@@ -89,8 +94,7 @@ class Cohort:
         if not same or not self.fits(come, [epochs[at] for at in how.come]):
             return False
         for at in reversed(how.gone):
-            if at not in self._left:
-                self.leave(self._pendings[at])
+            self._let_go(at)
             del self._pendings[at], self._feeds[at]
         self._rids, self._epochs, self._counts, self._left = rids, list(epochs), (), set()
         for at, pending in zip(how.come, come):
@@ -108,22 +112,34 @@ class Cohort:
     def settle(self) -> None:
         """Tell the requests how much their sinks have."""
         for pending, count in zip(self._pendings, self._counts):
-            if pending.cohort is self:
+            if pending is not None:
                 pending.counts[0] = count
         self._counts = ()
 
     def leave(self, pending: Pending) -> None:
         """One goes on by itself."""
-        at = self._pendings.index(pending)
+        self._let_go(self._pendings.index(pending))
+        if len(self._left) > _LEAVERS:
+            self.dissolve()
+
+    def _let_go(self, at: int) -> None:
+        pending = self._pendings[at]
+        if pending is None:
+            return
         if self._counts:
             pending.counts[0] = self._counts[at]
         pending.cohort = None
+        self._pendings[at], self._feeds[at] = None, _nobody
         self._left.add(at)
 
     def dissolve(self) -> None:
         """All go on by themselves."""
         self.settle()
         for pending in self._pendings:
-            if pending.cohort is self:
+            if pending is not None:
                 pending.cohort = None
         self._rids, self._pendings, self._feeds = None, [], []
+
+
+def _nobody(payload: bytes, flags: int) -> None:
+    """Where the bytes of one go that has left while the others of its message are being fed."""

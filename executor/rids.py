@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+#: Rids that are searched one by one: of more, each would cost a walk through the column.
+_FEW = 4
+
 
 class Rids(tuple[int, ...]):
     """A column that is kept: as long as the same rows come step after step, it is the same object, so whoever has
@@ -28,14 +31,20 @@ class Change(NamedTuple):
 
 
 def change(old: Sequence[int], new: Sequence[int]) -> Change | None:
-    """What happened between two columns, neither of which has a rid twice. None if the others are not in the same
-    order, or if it is more than a fourth of them: then it is as well to begin anew."""
+    """What happened between two columns, the old one without a rid that comes twice. None if the new one has such, if
+    the others are not in the same order, or if it is more than a fourth of them: then it is as well to begin anew."""
     before, after = set(old), set(new)
     lost, won = before - after, after - before
-    if 4 * (len(lost) + len(won)) > len(new):
+    if len(after) != len(new) or 4 * (len(lost) + len(won)) > len(new):
         return None
-    made = Change(sorted(map(old.index, lost)), sorted(map(new.index, won)))
+    made = Change(_places(old, lost), _places(new, won))
     return made if without(old, made.gone) == without(new, made.come) else None
+
+
+def _places(column: Sequence[int], wanted: set[int]) -> list[int]:
+    if len(wanted) <= _FEW:
+        return sorted(map(column.index, wanted))
+    return [at for at, rid in enumerate(column) if rid in wanted]
 
 
 def without(values: Sequence[int], places: Sequence[int]) -> list[int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from executor.messages import OUTPUT_END, REQUEST_END, Emissions, Message, Resubmit, WorkerLost
@@ -137,6 +140,51 @@ def test_failing_all_in_the_middle_of_columns(proxy: Wired) -> None:
     proxy.fail_all("over")
     proxy.column(2)
     assert proxy.late_rows == 3 and proxy.open_requests == 0
+
+
+def test_one_that_has_left_is_not_kept(proxy: Wired) -> None:
+    proxy.column(1)
+    gone = [weakref.ref(client) for client in proxy.clients[:2]]
+    del proxy.clients[:2]
+    proxy.row(3, 2, OUTPUT_END | REQUEST_END)
+    proxy.row(4, 2, OUTPUT_END | REQUEST_END)  # from here on there is no column, and none that would end the old one
+    proxy.row(5, 2)
+    gc.collect()
+    assert [client() for client in gone] == [None, None] and proxy.tokens_of(5) == 2
+
+
+def test_one_that_leaves_while_others_are_fed(proxy: Wired) -> None:
+    class Leaving(Client):
+        """Has its neighbour leave."""
+
+        def feed(self, payload: bytes, flags: int) -> None:
+            super().feed(payload, flags)
+            if len(self.payloads) == 2:
+                proxy.discard(5)
+
+    proxy.open(request_of(6, spec_of(CHAT)), Leaving())
+    for count in (1, 2, 3):
+        proxy.column(count, rids=Rids((3, 6, 4, 5)))
+    assert proxy.bodies == [b"010203", b"010203", b"01"] and proxy.told() == [3] * 3
+
+
+def test_all_leave_one_by_one() -> None:
+    """In one step, say: thousands of them must not each be looked for among all."""
+    compared = 0
+
+    class Counted(Pending):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return self is other
+
+    rids = Rids(range(1000))
+    pendings = [Counted(Client(), request_of(rid, spec_of(CHAT)), counts=[0], ends=[False]) for rid in rids]
+    cohort = Cohort(rids, [0] * len(rids), 0, pendings)
+    cohort.feed([7] * len(rids), iter([b"."] * len(rids)))
+    for pending in reversed(pendings):
+        pending.alone()
+    assert all(pending.delivered == [(7, False)] for pending in pendings) and compared < 100 * len(rids)
 
 
 def test_what_does_not_fit() -> None:

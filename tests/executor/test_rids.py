@@ -35,3 +35,9 @@ def test_what_is_no_small_change() -> None:
     assert change(column, column[::-1]) is None, "another order"
     assert change(column, column[4:]) is None, "a third of it"
     assert change([], column) is None
+    assert change(column, [*column, 20, 20]) is None, "one twice"
+
+
+def test_many_that_go_and_come() -> None:
+    how = change(range(200), range(20, 220))
+    assert how == Change(list(range(20)), list(range(180, 200)))
