@@ -86,12 +86,12 @@ class Batch:
 
     def take(self, stamp: int, incarnation: int) -> StepRecords:
         """Everything, or the first part of what is too much for one message; the rest stays."""
-        if self._steps and not self.history and len(self._rids) <= MAX_ROWS:
+        if self._steps and len(self._rids) <= MAX_ROWS:
             return self._take_steps(stamp, incarnation)
         self._own()
         count = len(self._rids)
         indexes, counts = self._columns(count)
-        if self.history > MAX_HISTORY or count > MAX_ROWS:
+        if len(self._tokens) > MAX_HISTORY or count > MAX_ROWS:
             count = _rows_of_a_message(counts)
         if count < len(self._rids):
             return self._part(count, indexes[:count], counts[:count], stamp, incarnation)
@@ -107,8 +107,9 @@ class Batch:
         together = max(1, MAX_HISTORY // len(rids))
         if len(steps) > together:
             steps, self._steps, self.opens = steps[:together], steps[together:], []
+            self.history = len(self._steps) * len(rids)
         else:
-            self.opens = []
+            self.opens, self.history = [], 0
             self._begin()
         counts = same(len(steps), len(rids))
         return StepRecords(rids, same(0, len(rids)), counts, _joined(steps), {}, {}, opens, stamp, incarnation)

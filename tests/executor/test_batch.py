@@ -61,8 +61,21 @@ def test_more_steps_than_a_message_holds_are_several(monkeypatch: MonkeyPatch) -
     steps = []
     while batch:
         steps.append(batch.take(0, 0))
+        assert bool(batch) == bool(batch.history), "what is left would wait for the engine"
     assert [step.counts[0] for step in steps] == [2, 2, 1] and [len(step.opens) for step in steps] == [1, 0, 0]
     assert told(*steps) == {(rid, 0): [10 * at + n for n in range(5)] for at, rid in enumerate(SAME)}
+
+
+def test_what_is_odd_makes_no_message_larger(monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MAX_HISTORY", 7)
+    batch, steps = Batch(), []
+    for number in range(5):
+        batch.extend(SAME, [number, 10 + number, 20 + number])
+    batch.add(StepRow(8, 0, [15], "stop"))
+    while batch:
+        steps.append(batch.take(0, 0))
+        assert bool(batch) == bool(batch.history) and len(steps[-1].tokens) <= 7 + 5
+    assert told(*steps) == {(7, 0): [*range(5)], (8, 0): [*range(10, 16)], (9, 0): [*range(20, 25)]}
 
 
 PART = st.one_of(
