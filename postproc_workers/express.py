@@ -193,27 +193,26 @@ class ExpressLane:
         return made, step.some_record_rows(self._others) if self._others else ()
 
     def _take_out(self, rids: Sequence[int], places: Iterable[int]) -> None:
-        """Some rows of a step are not usual. ``_gather`` has to follow."""
+        """Some rows of a step are not usual. Where one had a lane, ``_gather`` has to follow."""
         for at in places:
-            self.lanes.pop(rids[at], None)
-        self._rids = None
+            if self.lanes.pop(rids[at], None) is not None:
+                self._rids = None
 
     def _gather(self, rids: Sequence[int]) -> None:
         """Make or change cohorts for a step's rows; each that is not left as it is has its ids settled. There are none
-        for a step that has two rows of a request: those have to be in order."""
-        self._others, self._other_rids = range(len(rids)), set()
-        if len(set(rids)) != len(rids):
-            self.leave()
-            return
+        for a step that has two rows of a lane: those have to be in order."""
         found = list(map(self.lanes.get, rids))
         kept = rids if type(rids) is Rids else Rids(rids)
         places = None
-        if all(found):
-            self._others = ()
-        else:
+        self._others, self._other_rids = (), set()
+        if not all(found):
             places, kept = list(compress(range(len(rids)), found)), Rids(compress(rids, found))
             self._others = list(compress(range(len(rids)), map(not_, found)))
             self._other_rids = {rids[at] for at in self._others}
+        if len(set(kept)) != len(kept):
+            self._others = range(len(rids))
+            self.leave()
+            return
         if not self._change(kept, places):
             self._make(rids, found)
         # Any other sequence may be the same object with other values.

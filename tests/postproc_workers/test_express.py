@@ -154,6 +154,22 @@ def test_two_rows_of_a_request_in_a_step_keep_their_order() -> None:
     pair.agree()
 
 
+def test_a_request_of_two_outputs_leaves_the_others_their_column() -> None:
+    worker, reader = PostprocWorker(vocabulary(), ALL_POST_PROCESSORS), FrameReader(logging.getLogger("test"))
+    both = Open(50, 0, 0, spec_of(CHAT, n=2).encode())
+    worker.receive([StepRecords([], [], [], [], opens=[*opens(40), both])])
+    columns = []
+    for token in HELLO:
+        rows = [row([token], rid=rid) for rid in range(40)]
+        rows[20:20] = [row([token], rid=50, index=index) for index in (0, 1)]
+        step = reader.read(encode(StepRecords.build(rows)))
+        assert isinstance(step, StepRecords)
+        columns.append([made.rids for _, made in worker.receive([step]).emissions])
+    usual, *_ = columns[1]
+    assert usual == tuple(range(40)) and all(made[0] is usual for made in columns[1:])
+    assert [[tuple(made) for made in rest] for _, *rest in columns[1:]] == [[(50, 50)]] * (len(HELLO) - 1)
+
+
 def test_a_request_that_is_opened_again_leaves() -> None:
     pair = Pair(opens(3))
     for token in HELLO[:3]:
