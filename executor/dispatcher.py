@@ -122,7 +122,11 @@ class Dispatcher:
         for output in route.outputs:
             output.ledger = self._ledger
         self._routes[request.rid] = route
+        route.epoch = min(max(epoch, known.epoch) + 1, MAX_EPOCH)
         if worker in self._load:
+            if any(end and not output.closed for (_, end), output in zip(known.delivered, route.outputs)):
+                self._place(request.rid, known.delivered, worker)  # anew: that end has to be there first, see ``Route``
+                return
             route.worker, route.epoch = worker, epoch
             self._load[worker].add(request.rid)
             self._speed_up(route)
@@ -131,7 +135,6 @@ class Dispatcher:
             route.epoch = epoch
             self._limbo[worker].add(request.rid)
             return
-        route.epoch = min(max(epoch, known.epoch) + 1, MAX_EPOCH)
         self._place(request.rid, known.delivered)
 
     def _histories(self, request: GenerationRequest) -> list[OutputHistory]:
@@ -379,17 +382,18 @@ class Dispatcher:
         if self._usual.pop(rid, None) is not None:
             self._cohort.lapse()
 
-    def _place(self, rid: int, delivered: Delivered) -> None:
-        """Give a request to the worker with the fewest open ones, with all that was generated so far."""
+    def _place(self, rid: int, delivered: Delivered, worker: int | None = None) -> None:
+        """Give a request to a worker, else to the one with the fewest open ones, with all that was generated so far."""
         route = self._routes[rid]
         route.first = set()
         request = route.request
-        workers = [worker for worker in self._load if request.frontend in self._known[worker]]
-        if not workers:
-            route.worker = None
-            self._parked[rid] = delivered
-            return
-        worker = min(workers, key=lambda w: (len(self._load[w]), w))
+        if worker is None:
+            workers = [worker for worker in self._load if request.frontend in self._known[worker]]
+            if not workers:
+                route.worker = None
+                self._parked[rid] = delivered
+                return
+            worker = min(workers, key=lambda w: (len(self._load[w]), w))
         route.worker = worker
         self._load[worker].add(rid)
         self._batches[worker].opens.append(Open(rid, route.epoch, request.frontend, request.spec, delivered))

@@ -19,7 +19,7 @@ from executor.recovery import Recovery
 from executor.request import GenerationRequest, SamplingParams
 from executor.wire import encode
 from tests.executor.test_proxy import HELLO, KINDS, merged
-from tests.helpers import CHAT, System, request_of, row, spec_of
+from tests.helpers import CHAT, System, each, request_of, row, spec_of
 from tests.recordings.checker import Merged
 
 #: Streams of different lengths, three of them ended by a stop token. Request r's output i takes number r + i.
@@ -165,6 +165,31 @@ def test_what_died_with_a_worker_is_generated_again() -> None:
     system.run()
     assert merged(client).choices[0].content == "Hello world, the answer is 42."
     assert system.core.stats()["restarted"] == 1
+
+
+def test_an_end_that_the_client_has_comes_first_on_a_worker_that_has_begun_anew() -> None:
+    """Else the last output to end would be one whose end is folded in silence, and what ends the response with it."""
+    system = System()
+    client = system.open(request_of(7, spec_of(CHAT, n=2)))
+    system.turn()
+    system.scripted.give(row(HELLO[:2], "length", rid=7), row(HELLO[:1], rid=7, index=1))
+    system.turn()
+    system.kill_executor()
+    system.kill(0)
+    system.add_worker()
+    system.new_executor()
+    for _ in range(3):
+        system.turn()
+    system.kill_executor()
+    system.new_executor()  # it finds a worker that was told of the request, and has no row of it yet
+    for _ in range(3):
+        system.turn()
+    assert (system.core.adopted, system.core.restarted) == (1, 0)
+    system.scripted.give(*each(HELLO[:3], "length", rid=7, index=1))
+    system.scripted.give(row(HELLO[:2], "length", rid=7))
+    system.run()
+    assert client.ended and not client.failed and client.body.count(b"[DONE]") == 1
+    assert client.body.count(b'"finish_reason":"length"') == 2 and system.proxy.open_requests == 0
 
 
 def test_what_nobody_wants_any_more_ends_on_its_worker() -> None:
