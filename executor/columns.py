@@ -62,23 +62,29 @@ def pack_rids(rids: Sequence[int]) -> bytes:
     return rids.packed
 
 
+_NONE = Rids(), Rids()
+
+
 class KnownRids:
-    """The last column of rids of each sender: most messages bring it again. Equal columns become one object, which is
-    what ``Rids`` promises, and are unpacked once."""
+    """The last two columns of rids of each sender: most messages bring one of them again, the rows that stay or the few
+    beside them. Equal columns become one object, which is what ``Rids`` promises, and are unpacked once."""
 
     def __init__(self) -> None:
-        self._last: dict[int, Rids] = {}
+        self._last: dict[int, tuple[Rids, Rids]] = {}
 
     def unpack(self, fields: Mapping[str, Any], sender: int = 0) -> Rids:
         """The column ``rid`` of a frame."""
         packed = fields.get("rid")
-        last = self._last.get(sender)
-        if last is not None and last.packed == packed:
+        last, before = self._last.get(sender, _NONE)
+        if last.packed == packed:
             return last
-        rids = Rids(unpack(fields, "rid", "q"))
-        rids.packed = packed
+        if before.packed == packed:
+            rids = before
+        else:
+            rids = Rids(unpack(fields, "rid", "q"))
+            rids.packed = packed
         if len(self._last) < _SENDERS or sender in self._last:
-            self._last[sender] = rids
+            self._last[sender] = rids, last
         return rids
 
 

@@ -83,6 +83,10 @@ class Cohort:
         """Whether a message's rows are these, in this order."""
         return rids is self._rids and not self._left and list(epochs) == self._epochs
 
+    def outweighs(self, rids: Sequence[int]) -> bool:
+        """Whether it stands, and is far larger than a message: that has what came beside its rows."""
+        return self._rids is not None and not self._left and len(self._rids) > 2 * len(rids)
+
     def change(self, rids: Rids, epochs: Sequence[int], worker: int, find: Callable[[int], Pending | None]) -> bool:
         """Become the cohort of a message with nearly the same column, which has to be fed then: it tells those that
         stay how much they have. find: a request by its rid."""

@@ -310,6 +310,8 @@ class GenerationExecutor:
         cohort = self._cohorts.get(worker)
         if cohort is not None and cohort.has(rids, epochs):
             return cohort
+        if cohort is not None and cohort.outweighs(rids):
+            return None
         if cohort is not None and cohort.change(rids, epochs, worker, self._pending.get):
             return cohort
         pendings = list(map(self._pending.get, rids))

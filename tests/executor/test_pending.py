@@ -37,6 +37,10 @@ class Wired(GenerationExecutor):
     def row(self, rid: int, count: int, flags: int = 0, *, epoch: int = 0, worker: int = 0) -> None:
         self.receive(Emissions.build(worker, [(rid, epoch, 0, count, flags, b"..")]))
 
+    def cohort_of(self, rid: int) -> Cohort | None:
+        """Of an open request."""
+        return self._pending[rid].cohort
+
     @property
     def bodies(self) -> list[bytes]:
         return [client.body for client in self.clients]
@@ -128,6 +132,22 @@ def test_one_that_comes_and_one_that_goes(proxy: Wired) -> None:
     lost = proxy.sent[-1]
     assert isinstance(lost, WorkerLost)
     assert lost.delivered == {rid: [(2, False)] for rid in batch} | {14: [(1, False)]}
+
+
+def test_what_comes_beside_a_column_leaves_it_alone(proxy: Wired) -> None:
+    for rid in range(10, 14):
+        proxy.open(request_of(rid, spec_of(CHAT)), Client())
+    most, beside = Rids((3, 4, 5, 10, 11)), Rids((12, 13))
+    proxy.column(1, rids=most)
+    cohort = proxy.cohort_of(3)
+    for count in (2, 3):
+        proxy.column(count, rids=beside)
+        proxy.column(count, rids=most)
+    assert cohort is not None and proxy.cohort_of(3) is cohort and proxy.cohort_of(12) is None
+    assert [proxy.tokens_of(rid) for rid in (*most, *beside)] == [3] * 7
+    for count in (4, 5, 6):  # the others are silent from here on
+        proxy.column(count, rids=Rids((3, 4)))
+    assert proxy.cohort_of(3) is not cohort and [proxy.tokens_of(rid) for rid in most] == [6, 6, 3, 3, 3]
 
 
 def test_the_same_request_twice_is_no_column(proxy: Wired) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor.columns import KnownRids, pack
 from executor.rids import Change, Rids, change
 
 COLUMN = st.lists(st.integers(0, 30), unique=True, max_size=20)
@@ -41,3 +42,14 @@ def test_what_is_no_small_change() -> None:
 def test_many_that_go_and_come() -> None:
     how = change(range(200), range(20, 220))
     assert how == Change(list(range(20)), list(range(180, 200)))
+
+
+def test_a_column_stays_the_same_object_beside_others() -> None:
+    known = KnownRids()
+    stays = pack("q", [1, 2, 3])
+    first = known.unpack({"rid": stays}, 7)
+    assert first == (1, 2, 3)
+    for other in range(4):
+        assert known.unpack({"rid": pack("q", [other])}, 7) == (other,)
+        assert known.unpack({"rid": bytes(stays)}, 7) is first
+    assert known.unpack({"rid": stays}, 8) is not first, "another sender's"
