@@ -19,4 +19,6 @@ def test_what_a_servers_workers_can_do() -> None:
         "chat_harmony_unary",
         "responses_stream",
         "responses_unary",
+        "scaffolding_stream",
+        "scaffolding_unary",
     }
