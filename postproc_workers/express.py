@@ -63,7 +63,7 @@ class Cohort:
     """
 
     __slots__ = (
-        "kind", "rids", "_fill", "_piece", "_places", "_pick", "_ids", "_epochs", "_around", "_counts", "_heads",
+        "kind", "rids", "places", "_fill", "_piece",  "_pick", "_ids", "_epochs", "_around", "_counts", "_heads",
         "_tails", "_parts", "_zeros", "_columns",
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ class Cohort:
 
     def _stand(self, rids: Rids, places: Sequence[int] | None) -> None:
         self.rids = rids
-        self._places = range(len(rids)) if places is None else places
+        self.places: Sequence[int] = range(len(rids)) if places is None else places
         self._pick = None if places is None else _picker(places)
         self._zeros = (0,) * len(rids)
         self._parts = [b""] * (3 * len(rids))
@@ -105,10 +105,6 @@ class Cohort:
         if not all(pieces):
             pieces = [self._fill(token) if piece is None else piece for token, piece in zip(own, pieces)]
         return pieces
-
-    def without(self, pieces: Sequence[bytes | None]) -> list[int]:
-        """The numbers of the rows that have no piece."""
-        return [place for place, piece in zip(self._places, pieces) if piece is None]
 
     def emit(self, worker: int, tokens: Sequence[int], pieces: Sequence[bytes]) -> Emissions:
         """The events of a step."""
@@ -182,15 +178,29 @@ class ExpressLane:
         if rids is not self._rids or not lanes.keys().isdisjoint(self._other_rids):
             self._gather(rids)
         found = [cohort.pieces(tokens) for cohort in self._cohorts]
-        if not all(map(all, found)):
-            self._take_out(rids, [at for cohort, some in zip(self._cohorts, found) for at in cohort.without(some)])
-            self._gather(rids)
-            found = [cohort.pieces(tokens) for cohort in self._cohorts]
+        for at, pieces in enumerate(found):
+            if not all(pieces):
+                found[at] = self._without_missing(self._cohorts[at], pieces)
         made = [
             (cohort.kind.frontend, cohort.emit(self._worker, tokens, pieces))  # type: ignore[arg-type]
             for cohort, pieces in zip(self._cohorts, found)
+            if pieces
         ]
         return made, step.some_record_rows(self._others) if self._others else ()
+
+    def _without_missing(self, cohort: Cohort, pieces: Sequence[bytes | None]) -> list[bytes | None]:
+        """Take the lanes out whose ids have no piece, and only those: in some languages there are such in every step.
+        Returns the pieces of the others."""
+        missing = [at for at, piece in enumerate(pieces) if piece is None]
+        gone = [cohort.rids[at] for at in missing]
+        for rid in gone:
+            del self.lanes[rid]
+        self._others = sorted([*self._others, *(cohort.places[at] for at in missing)])
+        self._other_rids.update(gone)
+        kept = Rids(rid for rid, piece in zip(cohort.rids, pieces) if piece is not None)
+        places = [place for place, piece in zip(cohort.places, pieces) if piece is not None]
+        cohort.change(kept, Change(missing, ()), (), places)
+        return [piece for piece in pieces if piece is not None]
 
     def _take_out(self, rids: Sequence[int], places: Iterable[int]) -> None:
         """Some rows of a step are not usual. Where one had a lane, ``_gather`` has to follow."""
@@ -275,10 +285,9 @@ def _usual_rids(step: StepRecords) -> Rids | None:
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[int]], Sequence[int]]:
-    if len(places) == 1:  # itemgetter would give the value itself
-        (place,) = places
-        return lambda values: (values[place],)
-    return itemgetter(*places)
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: [values[place] for place in places]  # itemgetter would give the value itself
 
 
 @lru_cache(maxsize=16)
