@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from executor.batch import Batch
 from executor.ledger import Ledger
-from executor.rids import Rids
+from executor.rids import Pick, Rids, picker
 
 Lane = tuple[Batch, "array[int]"]
 """Where the usual rows of a request go: its worker's batch, and the history of output 0 (``OutputHistory.settled``)."""
-
-_Pick = Callable[[Sequence[int]], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +20,7 @@ class _Share:
 
     batch: Batch
     rids: Rids
-    pick: _Pick | None
+    pick: Pick | None
 
 
 class Cohort:
@@ -37,14 +34,14 @@ class Cohort:
     def __init__(self, rids: Rids, lanes: Mapping[int, Lane], before: Cohort | None = None) -> None:
         self.rids: Rids | None = rids
         self.odd: dict[int, int] = {}
-        self._usual: _Pick | None = None
+        self._usual: Pick | None = None
         self._histories: tuple[array[int], ...] = ()
         self._shares: list[_Share] = []
         # As little as can be is done row by row: on a busy server, requests come and go in most steps.
         found = list(map(lanes.get, rids))
         if not all(found):
             self.odd = {rids[at]: at for at, lane in enumerate(found) if lane is None}
-            self._usual = _picker([at for at, lane in enumerate(found) if lane is not None])
+            self._usual = picker([at for at, lane in enumerate(found) if lane is not None])
             rids, found = Rids(self._usual(rids)), list(filter(None, found))
         if found:
             batches, self._histories = zip(*found)
@@ -85,17 +82,10 @@ def _shares(rids: Rids, batches: Sequence[Batch], before: Mapping[Batch, Rids]) 
         return [_Share(batch, _known(rids, before.get(batch)), None) for batch in places]
     for at, batch in enumerate(batches):  # in C it is no faster
         places[batch].append(at)
-    picks = {batch: _picker(numbers) for batch, numbers in places.items()}
+    picks = {batch: picker(numbers) for batch, numbers in places.items()}
     return [_Share(batch, _known(Rids(pick(rids)), before.get(batch)), pick) for batch, pick in picks.items()]
 
 
 def _known(rids: Rids, before: Rids | None) -> Rids:
     """The object that is there already, if it is as good."""
     return before if before is not None and before == rids else rids
-
-
-def _picker(places: Sequence[int]) -> _Pick:
-    """What takes these values out of a column, in C."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))

@@ -42,6 +42,7 @@ from executor.pending import Cohort, Pending
 from executor.request import GenerationRequest
 from executor.result import GenerationResult, ResultError
 from executor.rids import Rids
+from executor.same import all_are
 from executor.sink import ResultSink, Sink
 from executor.wire import FrameReader, encode
 
@@ -305,7 +306,11 @@ class GenerationExecutor:
     def _cohort(self, message: Emissions) -> Cohort | None:
         """The requests of a message that is a column: many rows that are no end and say something of only outputs."""
         worker, rids, epochs = message.worker, message.rids, message.epochs
-        if len(rids) < _COLUMN or type(rids) is not Rids or any(message.flags) or any(message.indexes):
+        if (
+            len(rids) < _COLUMN
+            or type(rids) is not Rids
+            or not (all_are(message.flags, 0) and all_are(message.indexes, 0))
+        ):
             return None
         cohort = self._cohorts.get(worker)
         if cohort is not None and cohort.has(rids, epochs):

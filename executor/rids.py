@@ -7,7 +7,8 @@ column is kept for as long as it stays, and changed where it changes (``executor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 #: Rids that are searched one by one: of more, each would cost a walk through the column.
@@ -20,6 +21,17 @@ class Rids(tuple[int, ...]):
     """
 
     packed: bytes | None = None
+
+
+Pick = Callable[[Sequence[int]], Sequence[int]]
+"""Takes values out of a column."""
+
+
+def picker(places: Sequence[int]) -> Pick:
+    """What takes the values at these places out of a column, in C."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
 
 class Change(NamedTuple):

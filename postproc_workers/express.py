@@ -13,23 +13,19 @@ but this file looks at a stream's ids, so a worker calls ``leave`` before it doe
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import compress, groupby
-from operator import add, itemgetter, not_
+from operator import add, not_
 from typing import NamedTuple
 
+from executor.ledger import Ledger
 from executor.messages import Emissions, RecordRow, StepRecords
-from executor.rids import Change, Rids, change
+from executor.rids import Change, Rids, change, picker
+from executor.same import all_are, same
 from postproc_workers.pieces import PieceTable
 from postproc_workers.post_processor import Express
 from postproc_workers.stream import Stream
-
-#: Methods, for ``map``; the deque that takes its results keeps none.
-_APPEND, _EXTEND = array.append, array.extend
-#: Steps whose ids a cohort keeps before it gives them to the streams.
-_SETTLE = 64
 
 
 class Kind(NamedTuple):
@@ -64,7 +60,7 @@ class Cohort:
 
     __slots__ = (
         "kind", "rids", "places", "_fill", "_piece",  "_pick", "_ids", "_epochs", "_around", "_counts", "_heads",
-        "_tails", "_parts", "_zeros", "_columns",
+        "_tails", "_parts", "_zeros", "_ledger",
     )  # fmt: skip
 
     def __init__(self, rids: Rids, kind: Kind, lanes: Sequence[Lane], places: Sequence[int] | None) -> None:
@@ -72,8 +68,8 @@ class Cohort:
         self._fill, self._piece = kind.table.fill, kind.table.pieces.__getitem__
         columns = map(list, zip(*map(_row, lanes)))
         self._ids, self._epochs, self._around, self._counts, self._heads, self._tails = columns
-        #: ids that the streams do not have yet, a column per step
-        self._columns: list[Sequence[int]] = []
+        #: ids that the streams do not have yet
+        self._ledger = Ledger()
         self._stand(rids, places)
 
     def change(self, rids: Rids, how: Change, lanes: Sequence[Lane], places: Sequence[int] | None) -> None:
@@ -93,8 +89,8 @@ class Cohort:
     def _stand(self, rids: Rids, places: Sequence[int] | None) -> None:
         self.rids = rids
         self.places: Sequence[int] = range(len(rids)) if places is None else places
-        self._pick = None if places is None else _picker(places)
-        self._zeros = (0,) * len(rids)
+        self._pick = None if places is None else picker(places)
+        self._zeros = same(0, len(rids))
         self._parts = [b""] * (3 * len(rids))
         self._parts[0::3], self._parts[2::3] = self._heads, self._tails
 
@@ -108,9 +104,8 @@ class Cohort:
 
     def emit(self, worker: int, tokens: Sequence[int], pieces: Sequence[bytes]) -> Emissions:
         """The events of a step."""
-        self._columns.append(tokens if self._pick is None else self._pick(tokens))
-        if len(self._columns) >= _SETTLE:
-            self.settle()
+        self._ledger.enter(self._ids, tokens if self._pick is None else self._pick(tokens))
+        self._ledger.tidy()
         self._counts = counts = [count + 1 for count in self._counts]
         sizes = list(map(add, self._around, map(len, pieces)))
         parts, zeros = self._parts, self._zeros
@@ -119,12 +114,7 @@ class Cohort:
 
     def settle(self) -> None:
         """Give the streams their ids."""
-        columns = self._columns
-        if len(columns) == 1:
-            deque(map(_APPEND, self._ids, columns[0]), 0)
-        elif columns:
-            deque(map(_EXTEND, self._ids, zip(*columns)), 0)
-        columns.clear()
+        self._ledger.settle()
 
 
 class ExpressLane:
@@ -173,7 +163,7 @@ class ExpressLane:
             return [], step.record_rows()
         if step.finishes:
             self._take_out(rids, step.finishes)
-        if any(step.indexes):
+        if not all_are(step.indexes, 0):
             self._take_out(rids, compress(range(len(rids)), step.indexes))
         if rids is not self._rids or not lanes.keys().isdisjoint(self._other_rids):
             self._gather(rids)
@@ -280,14 +270,8 @@ def runs(steps: Sequence[StepRecords]) -> Iterator[Sequence[StepRecords]]:
 
 def _usual_rids(step: StepRecords) -> Rids | None:
     rids = step.rids
-    odd = step.finishes or step.logprobs or not step.single or any(step.indexes)
+    odd = step.finishes or step.logprobs or not step.single or not all_are(step.indexes, 0)
     return None if odd or type(rids) is not Rids or len(set(rids)) != len(rids) else rids
-
-
-def _picker(places: Sequence[int]) -> Callable[[Sequence[int]], Sequence[int]]:
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda values: [values[place] for place in places]  # itemgetter would give the value itself
 
 
 @lru_cache(maxsize=16)
