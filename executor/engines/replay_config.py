@@ -65,10 +65,14 @@ class ReplayConfig:
         _require(bool(self.emitted), "vocab_size", "more than the ids that are never emitted")
 
     @property
+    def silent(self) -> frozenset[int]:
+        """What synthetic streams never emit."""
+        return frozenset((*self.eos_token_ids, *self.special_token_ids))
+
+    @property
     def emitted(self) -> list[int]:
         """What synthetic streams are made of."""
-        silent = {*self.eos_token_ids, *self.special_token_ids}
-        size = min(self.synthetic_ids or self.vocab_size, self.vocab_size)
+        silent, size = self.silent, min(self.synthetic_ids or self.vocab_size, self.vocab_size)
         return [token for token in range(size) if token not in silent]
 
     @classmethod

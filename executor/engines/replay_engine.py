@@ -157,8 +157,7 @@ class ReplayEngine:
     def __init__(self, config: Mapping[str, Any] | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = ReplayConfig.of(config or {})
         self._clock = clock
-        silent = {*self._config.eos_token_ids, *self._config.special_token_ids}
-        self._silent = frozenset(silent)
+        self._silent = self._config.silent
         #: what synthetic streams are made of, and as the checksum takes it
         self._vocabulary = self._config.emitted
         self._packed = [token.to_bytes(4, "little") for token in self._vocabulary]
