@@ -21,15 +21,15 @@ STEPS_HWM = 64
 #: Bytes that are handled in one turn of a loop: a million ids, which a worker that was left behind gets through in some
 #: tenths of a second.
 AT_ONCE = 4 << 20
-#: Messages of emissions, likewise. A front end that stands still has that many waiting from each worker; what comes
-#: then gathers in the worker as ids.
-EMISSIONS_HWM = 1000
+#: Messages of emissions, likewise. A front end that is behind has no more than that waiting from each worker: a second
+#: of bytes in a queue is a second of delay, whereas ids that gather make larger chunks.
+EMISSIONS_HWM = 2
 #: Submits and aborts are bounded by admission; the mark is only a backstop against a process that hangs.
 CONTROL_HWM = 100_000
 
 
 #: As plain integers: arithmetic on pyzmq's enumerations costs more than the calls.
-_EVENTS, _POLLIN, _POLLOUT, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.NOBLOCK)
+_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 
 class AddressError(ValueError):
@@ -109,11 +109,6 @@ def drain(socket: zmq.Socket[bytes], limit: int = 256, most: int = 1 << 40) -> l
         frames.append(socket.recv(_NOBLOCK))
         size += len(frames[-1])
     return frames
-
-
-def can_send(socket: zmq.Socket[bytes]) -> bool:
-    """Whether a message would be taken now."""
-    return bool(socket.getsockopt(_EVENTS) & _POLLOUT)  # type: ignore[operator]
 
 
 def try_send(socket: zmq.Socket[bytes], frame: bytes) -> bool:

@@ -56,8 +56,9 @@ HARMLESS = 10.0
 
 #: Rows of a message that are worth looking at as a column.
 _COLUMN = 2
-#: Frames that are handled in one turn of the event loop.
-_AT_ONCE = 64
+#: Frames, and bytes, after which other things have their turn on the event loop. Under load one frame has a large chunk
+#: for everybody.
+_AT_ONCE, _BYTES_AT_ONCE = 16, 128 << 10
 
 #: reason of ``Rejected``, where no byte can have been sent -> (what the client is told, HTTP status, seconds until it
 #: may try again)
@@ -275,10 +276,10 @@ class GenerationExecutor:
     def _on_readable(self) -> None:
         if self._inbound is None:
             return
-        frames = drain(self._inbound, _AT_ONCE)
+        frames = drain(self._inbound, _AT_ONCE, _BYTES_AT_ONCE)
         for frame in frames:
             self._receive_frame(frame)
-        if len(frames) == _AT_ONCE:
+        if len(frames) == _AT_ONCE or sum(map(len, frames)) >= _BYTES_AT_ONCE:
             # The descriptor of a ZeroMQ socket is edge-triggered: nobody calls again for what is left unread. Reading
             # on in a later turn of the loop lets the connections write in between.
             asyncio.get_running_loop().call_soon(self._on_readable)

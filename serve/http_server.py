@@ -29,6 +29,11 @@ KEEP_ALIVE_TIMEOUT = 75
 #: Seconds between two looks at the clock for the date header, which shows seconds.
 _DATE_INTERVAL = 1.0
 
+#: Connections that are accepted in one turn of the event loop. uvloop accepts one per listening socket and turn, and
+#: under load a turn is as long as it takes to write to everybody: a thousand clients that come together would wait for
+#: a thousand of them.
+_ACCEPTS = 16
+
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handlers: the launcher decides the order of the shutdown.
@@ -48,7 +53,7 @@ class HttpServer(uvicorn.Server):
         if self.config.is_ssl:
             asyncio.get_running_loop().set_exception_handler(_note_exception)
         self._outlets.prepare(listener)
-        self._task = asyncio.create_task(self.serve([listener]))
+        self._task = asyncio.create_task(self.serve([listener, *(listener.dup() for _ in range(_ACCEPTS - 1))]))
         while not self.started:
             if self._task.done():
                 raise OSError(f"HTTP did not start: {self._task.exception()}")

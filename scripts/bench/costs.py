@@ -64,6 +64,7 @@ class Cost:
 
     front_end, worker: all processes of the kind. shipping: the executor's without its engine. engine: the rest of it.
     stages: kind of process -> stage -> CPU µs per token of the threads that live.
+    chunk_lag_ms: mean time from a step's shipping to the writing of its chunks, the oldest step of those that are joined.
     idle_mib: memory of all processes without a stream; kib_per_stream: what a stream adds.
     """
 
@@ -77,6 +78,7 @@ class Cost:
     shipping: float
     engine: float
     stages: Mapping[str, Mapping[str, float]]
+    chunk_lag_ms: float
     idle_mib: float
     kib_per_stream: float
 
@@ -104,10 +106,11 @@ def cost(setting: Setting, before: Sample, after: Sample, idle: int, memory: int
     }
     shipping = 1e6 * grown[SHIPPING] / tokens
     events = max(1, after.taken[1] - before.taken[1])
+    lag = 1e3 * grown["tailrace_chunk_lag_seconds_sum"] / max(1.0, grown["tailrace_chunk_lag_seconds_count"])
     size = (after.taken[0] - before.taken[0]) / events
     return Cost(
         setting, tokens / elapsed, steps / elapsed, tokens / events, size, used["front end"], used["worker"], shipping,
-        used["executor"] - shipping, stages, idle / 2**20, memory / setting.concurrency / 1024,
+        used["executor"] - shipping, stages, lag, idle / 2**20, memory / setting.concurrency / 1024,
     )  # fmt: skip
 
 
@@ -132,14 +135,14 @@ def text(lines: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         f"{first['concurrency']} streams, {first['workers']} workers, {first['frontends']} front ends, "
         f"{first['stream_interval']} tokens per event; CPU µs per token",
-        "mode        front end  worker  shipping  total   floor  ratio   tokens/s  tokens/event  KiB/stream",
+        "mode        front end  worker  shipping  total   floor  ratio   tokens/s  tokens/event  lag ms  KiB/stream",
     ]
     for line in lines:
         floor, ratio = (f"{line[key]:.2f}" if key in line else "-" for key in ("floor", "ratio"))
         rows.append(
             f"{line['mode']:10} {line['front_end']:10.2f} {line['worker']:7.2f} {line['shipping']:9.2f} "
             f"{line['total']:6.2f} {floor:>7} {ratio:>6} {line['tokens_per_second']:10.0f} "
-            f"{line['tokens_per_event']:13.2f} {line['kib_per_stream']:11.1f}"
+            f"{line['tokens_per_event']:13.2f} {line['chunk_lag_ms']:7.1f} {line['kib_per_stream']:11.1f}"
         )
         rows.append(f"{'':10} {_stages(line['stages'])}")
     return "\n".join(rows)

@@ -96,6 +96,7 @@ def sample(time: float, tokens: float, seconds: float, events: int) -> Sample:
     metrics = {
         "tailrace_executor_tokens_total": tokens, "tailrace_executor_steps_total": tokens / 10,
         "tailrace_executor_shipping_seconds_total": seconds / 4,
+        "tailrace_chunk_lag_seconds_count": tokens, "tailrace_chunk_lag_seconds_sum": tokens / 100,
     }  # fmt: skip
     stages = {kind: {"main": seconds * 0.75, "zeromq": seconds * 0.25, "other": 0.0} for kind in kinds}
     return Sample(metrics, dict.fromkeys(kinds, seconds), stages, (240 * events, events), time)
@@ -114,6 +115,7 @@ def test_what_grew_per_token() -> None:
     assert (found.shipping, found.engine) == (pytest.approx(2.5), pytest.approx(7.5))
     assert found.total == pytest.approx(22.5)
     assert found.stages["worker"] == {"main": pytest.approx(7.5), "zeromq": pytest.approx(2.5), "other": 0.0}
+    assert found.chunk_lag_ms == pytest.approx(10)
     assert (found.idle_mib, found.kib_per_stream) == (100, 16)
 
 

@@ -581,3 +581,16 @@ def test_other_faults_of_the_loop_are_still_reported(authority: Authority, caplo
 
     run(main())
     assert "something else broke" in caplog.text
+
+
+def test_many_connections_are_accepted_in_one_turn_of_the_loop() -> None:
+    async def main() -> None:
+        async with serving() as running:
+            clients = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(8)]
+            for _ in range(2):  # one turn sees them, the next one their protocols
+                await asyncio.sleep(0)
+            assert len(running.server.server_state.connections) == len(clients)
+            for client in clients:
+                client.close()
+
+    run(main())
