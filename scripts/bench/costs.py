@@ -64,7 +64,7 @@ class Cost:
 
     front_end, worker: all processes of the kind. shipping: the executor's without its engine. engine: the rest of it.
     stages: kind of process -> stage -> CPU µs per token of the threads that live.
-    chunk_lag_ms: mean time from a step's shipping to the writing of its chunks, the oldest step of those that are joined.
+    chunk_lag_ms: mean time from the shipping of a step, the oldest of those that are joined, to the writing of chunks.
     idle_mib: memory of all processes without a stream; kib_per_stream: what a stream adds.
     """
 
