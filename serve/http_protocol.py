@@ -24,6 +24,7 @@ import enum
 import logging
 import re
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -95,6 +96,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._fault: ApiError | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timed: Part | None = None
+        #: what a response is written with
+        self.put: Callable[[bytes], None]
         self._gentle: _GentleTransport
 
     # -------------------------------------------------------------------------------- the connection
@@ -104,6 +107,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         if self._outlets is not None:
             self._outlet = self._outlets.opened(transport)
+        self.put = transport.write if self._outlet is None else self._outlet.put
         self._gentle = _GentleTransport(self)
         self._watch()
 
@@ -289,15 +293,14 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _GentleTransport:
-    """What a response is written to: the connection's transport, but for the end. ``write`` is the transport's own: no
-    chunk pays for this."""
+    """What a response is written to: the connection's transport, but for the end."""
 
     __slots__ = ("close", "is_closing", "write")
 
     def __init__(self, protocol: HttpProtocol) -> None:
         self.close = protocol.close_gently
         self.is_closing = protocol.is_closing
-        self.write = protocol.transport.write
+        self.write = protocol.put
 
 
 def _without_offers(data: bytes) -> bytes:

@@ -79,17 +79,19 @@ class Outlet:
     """One connection.
 
     label: of its latest request, for the log. write: the transport's; to be called while ``clear``. written: bytes of
-    streams so far, kept by whoever writes.
+    streams so far, kept by whoever writes. socket: its descriptor; what is written there while the transport's buffer
+    is empty costs a tenth less. buffered: whether there may be something in that buffer, see ``emptied``.
     """
 
     __slots__ = (
-        "label", "write", "written", "clear", "_outlets", "_transport", "_taken", "_took", "_since", "_dropped",
-        "_gone",
+        "label", "write", "written", "clear", "socket", "buffered", "_outlets", "_transport", "_taken", "_took",
+        "_since", "_dropped", "_gone",
     )  # fmt: skip
 
     def __init__(self, outlets: Outlets, transport: Transport, now: float) -> None:
         self.label = b""
         self.write, self.written, self.clear = transport.write, 0, True
+        self.socket, self.buffered = _descriptor(transport), True
         self._outlets, self._transport = outlets, transport
         #: ``written`` without what is still in the buffer, as of the last tick; whether something else was taken since
         self._taken, self._took = 0, False
@@ -100,6 +102,16 @@ class Outlet:
     def waiting(self) -> int:
         """Bytes in the transport's buffer."""
         return self._transport.get_write_buffer_size()
+
+    def put(self, data: bytes) -> None:
+        """Write into the transport, whatever waits there."""
+        self.buffered = True
+        self.write(data)
+
+    def emptied(self) -> bool:
+        """Whether the transport's buffer is empty, and its socket ours to write to as long as that stays so."""
+        self.buffered = self.socket < 0 or self.waiting() > 0
+        return not self.buffered
 
     def paused(self) -> None:
         """The buffer is above its mark."""
@@ -139,6 +151,13 @@ class Outlet:
     def gone(self) -> None:
         """The connection is closed: its socket may not be touched any more."""
         self._gone, self.clear = True, False
+
+
+def _descriptor(transport: Transport) -> int:
+    """-1 where bytes have to go through the transport: it encrypts them, or has no socket."""
+    found = transport.get_extra_info("socket")
+    encrypts = transport.get_extra_info("sslcontext") is not None
+    return -1 if found is None or encrypts else int(found.fileno())
 
 
 class Ticking(Protocol):

@@ -17,6 +17,7 @@ able to say so with it.
 from __future__ import annotations
 
 import asyncio
+from os import write
 
 from executor.messages import BODY, FAILED, OUTPUT_END, REQUEST_END
 from serve.chunks import DONE
@@ -82,7 +83,16 @@ class ClientStream:
             if payload:  # an empty chunk would be the last one
                 size = len(payload)
                 head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
-                direct.write(head + payload + b"\r\n")
+                data = head + payload + b"\r\n"
+                if direct.buffered and not direct.emptied():
+                    direct.write(data)
+                else:
+                    try:
+                        sent = write(direct.socket, data)
+                    except OSError:  # full, or the client is gone: the transport finds that out, and knows what to do
+                        sent = 0
+                    if sent != len(data):
+                        direct.put(data[sent:])
                 direct.written += size
             return
         if (self._held or self._tight) and self._begun and self._backlog() > self._limit:

@@ -23,6 +23,9 @@ class Socket:
     def __init__(self) -> None:
         self.options: dict[tuple[int, int], Any] = {}
 
+    def fileno(self) -> int:
+        return -1
+
     def setsockopt(self, level: int, name: int, value: Any) -> None:
         self.options[level, name] = value
 

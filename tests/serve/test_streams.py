@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -137,10 +137,10 @@ def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
 
 
 class Pipe:
-    """A transport that keeps what it gets."""
+    """A transport that keeps what it gets. descriptor: of its socket, if it has one."""
 
-    def __init__(self) -> None:
-        self.size, self.aborted = 0, False
+    def __init__(self, descriptor: int = -1) -> None:
+        self.size, self.aborted, self.descriptor = 0, False, descriptor
         self.taken: list[bytes] = []
 
     def write(self, data: bytes) -> None:
@@ -154,7 +154,10 @@ class Pipe:
         assert high == HIGH_WATER
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self
+        return self if name == "socket" else default
+
+    def fileno(self) -> int:
+        return self.descriptor
 
     def setsockopt(self, level: int, name: int, value: Any) -> None:
         assert (level, name) == (socket.SOL_SOCKET, socket.SO_LINGER)
@@ -166,8 +169,8 @@ class Pipe:
 class Bound:
     """A stream whose client may leave 100 bytes."""
 
-    def __init__(self, limit: int = 100) -> None:
-        self.stream, self.pipe, self.dropped = ClientStream(), Pipe(), list[str]()
+    def __init__(self, limit: int = 100, descriptor: int = -1) -> None:
+        self.stream, self.pipe, self.dropped = ClientStream(), Pipe(descriptor), list[str]()
         outlets = Outlets(ClientLimits(client_stall_timeout=0, keep_alive_interval=0), self.dropped.append)
         self.outlet = outlets.opened(self.pipe)
         self.stream.bound(self.outlet, limit)
@@ -256,8 +259,8 @@ async def test_nothing_is_kept_for_a_client_that_was_disconnected() -> None:
 # -------------------------------------------------------------------------------- straight into the transport
 
 
-def attached(limit: int = 1 << 20) -> Bound:
-    bound = Bound(limit)
+def attached(limit: int = 1 << 20, descriptor: int = -1) -> Bound:
+    bound = Bound(limit, descriptor)
     bound.stream.feed(b"data: 1\n\n", 0)
     return bound
 
@@ -279,6 +282,78 @@ async def test_events_go_straight_to_a_client_that_keeps_up() -> None:
     assert bound.outlet.written == 18 + 9 + 27 and not waiting.done()
     stream.feed(b"data: [DONE]\n\n", REQUEST_END | OUTPUT_END)
     assert await waiting == b"data: [DONE]\n\n" and stream.ended
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A connection: ours, and the client's."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.settimeout(30)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+async def streaming(ours: socket.socket) -> Bound:
+    """Its first event has been sent, and nothing waits."""
+    bound = attached(descriptor=ours.fileno())
+    bound.stream.attach()
+    await bound.stream.next()
+    writer = asyncio.create_task(bound.stream.next())
+    await asyncio.sleep(0)
+    writer.cancel()
+    return bound
+
+
+def test_what_the_transport_holds_goes_first(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Past the transport only while it is empty, whoever has put something there."""
+
+    async def main() -> None:
+        bound = await streaming(pair[0])
+        stream, pipe = bound.stream, bound.pipe
+        bound.outlet.put(b"first")
+        stream.feed(b"data: 2\n\n", 0)
+        assert pipe.taken == [b"first", b"9\r\ndata: 2\n\n\r\n"]
+        pipe.size = 0
+        stream.feed(b"data: 3\n\n", 0)
+        stream.feed(b"data: 4\n\n", 0)
+        assert len(pipe.taken) == 2
+        assert pair[1].recv(1000) == b"9\r\ndata: 3\n\n\r\n9\r\ndata: 4\n\n\r\n"
+        bound.outlet.put(b"more")
+        stream.feed(b"data: 5\n\n", 0)
+        assert pipe.taken[2:] == [b"more", b"9\r\ndata: 5\n\n\r\n"]
+        assert bound.outlet.written == 9 * 5
+
+    asyncio.run(main())
+
+
+def test_what_the_kernel_does_not_take_waits_in_the_transport(pair: tuple[socket.socket, socket.socket]) -> None:
+    async def main() -> None:
+        bound = await streaming(pair[0])
+        stream, pipe = bound.stream, bound.pipe
+        event = b"data: " + b"x" * 9990 + b"\n\n"
+        fed = 0
+        while not pipe.taken:
+            stream.feed(event, 0)
+            fed += 1
+        stream.feed(event, 0)  # behind the rest of the one before
+        taken, size = b"", (fed + 1) * len(b"%x\r\n%b\r\n" % (len(event), event))
+        while len(taken) + pipe.size < size:
+            taken += pair[1].recv(1 << 20)
+        assert taken + b"".join(pipe.taken) == b"%x\r\n%b\r\n" % (len(event), event) * (fed + 1)
+
+    asyncio.run(main())
+
+
+def test_a_socket_that_is_broken_is_the_transports_affair(pair: tuple[socket.socket, socket.socket]) -> None:
+    async def main() -> None:
+        bound = await streaming(pair[0])
+        pair[1].close()
+        bound.stream.feed(b"data: 2\n\n", 0)
+        assert bound.pipe.taken == [b"9\r\ndata: 2\n\n\r\n"]
+
+    asyncio.run(main())
 
 
 @on_a_loop
