@@ -286,6 +286,9 @@ class Emissions:
 
     counts: how many tokens of the output, from its start, the client has been told of once it has the row's bytes; a
     resume starts there. payload: all rows' bytes, cut by ``sizes``.
+    around: None where these are whole. Otherwise they are what stands between two constants of their stream, and here
+        is, by number of the row, (head, tail) of each stream whose front end has not been told by this worker yet. Of a
+        token's event nine tenths are constant, and every process on the way would copy them.
     stats: a worker's counters, now and then, else None: numbers by name, and reports of histograms (``histogram.py``).
     stamp, sent: CLOCK_MONOTONIC nanoseconds at which the executor shipped the oldest of the steps, and at which the
         worker gave the message away; 0 where nobody has looked at a clock.
@@ -294,6 +297,7 @@ class Emissions:
 
     __slots__ = (
         "worker", "rids", "epochs", "indexes", "counts", "flags", "sizes", "payload", "stats", "stamp", "sent",
+        "around",
     )  # fmt: skip
 
     def __init__(
@@ -309,15 +313,18 @@ class Emissions:
         stats: Mapping[str, Any] | None = None,
         stamp: int = 0,
         sent: int = 0,
+        around: Mapping[int, tuple[bytes, bytes]] | None = None,
     ) -> None:
         self.worker, self.rids, self.epochs, self.indexes = worker, rids, epochs, indexes
         self.counts, self.flags, self.sizes, self.payload, self.stats = counts, flags, sizes, payload, stats
-        self.stamp, self.sent = stamp, sent
+        self.stamp, self.sent, self.around = stamp, sent, around
         n = len(rids)
         if not (len(epochs) == len(indexes) == len(counts) == len(flags) == len(sizes) == n):
             raise WireError("emissions: columns of different lengths")
         if sum(sizes) != len(payload):
             raise WireError(f"size: adds up to {sum(sizes)}, but the payload has {len(payload)} bytes")
+        if around and not all(0 <= at < n for at in around):
+            raise WireError(f"around: a row beyond the {n} there are")
 
     @classmethod
     def build(cls, worker: int, rows: Sequence[EmissionRow], stats: Mapping[str, Any] | None = None) -> Emissions:
@@ -331,10 +338,11 @@ class Emissions:
         made.sizes, made.payload = list(map(len, payloads)), b"".join(payloads)
         made.worker, made.stats = worker, stats
         made.stamp = made.sent = 0
+        made.around = None
         return made
 
     def rows(self) -> Iterator[EmissionRow]:
-        """(rid, epoch, index, count, flags, bytes) of every row, in order."""
+        """(rid, epoch, index, count, flags, bytes) of every row, in order; the bytes as ``around`` says."""
         return zip(self.rids, self.epochs, self.indexes, self.counts, self.flags, cut(self.payload, self.sizes))
 
 

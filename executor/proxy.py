@@ -15,7 +15,7 @@ import itertools
 import logging
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -296,6 +296,8 @@ class GenerationExecutor:
         if message.stats is not None:
             self.worker_stats[message.worker] = dict(message.stats)
         self.stamp = message.stamp
+        if message.around:
+            self._learn(message.rids, message.around)
         cohort = self._cohort(message)
         if cohort is not None:
             cohort.feed(message.counts, cut(message.payload, message.sizes))
@@ -303,6 +305,13 @@ class GenerationExecutor:
             self._feed(message)
         if message.sent:
             self._note_lag(message)
+
+    def _learn(self, rids: Sequence[int], around: Mapping[int, tuple[bytes, bytes]]) -> None:
+        """What stands around the pieces of some streams."""
+        for at, constants in around.items():
+            pending = self._pending.get(rids[at])
+            if pending is not None:
+                pending.around = constants
 
     def _cohort(self, message: Emissions) -> Cohort | None:
         """The requests of a message that is a column: many rows that are no end and say something of only outputs."""
@@ -313,7 +322,11 @@ class GenerationExecutor:
             or not (all_are(message.flags, 0) and all_are(message.indexes, 0))
         ):
             return None
+        bare = message.around is not None
         cohort = self._cohorts.get(worker)
+        if cohort is not None and cohort.bare is not bare:
+            self._cohorts.pop(worker).dissolve()
+            cohort = None
         if cohort is not None and cohort.has(rids, epochs):
             return cohort
         if cohort is not None and cohort.outweighs(rids):
@@ -321,20 +334,25 @@ class GenerationExecutor:
         if cohort is not None and cohort.change(rids, epochs, worker, self._pending.get):
             return cohort
         pendings = list(map(self._pending.get, rids))
-        if len(set(rids)) != len(rids) or not Cohort.fits(pendings, epochs):
+        if len(set(rids)) != len(rids) or not Cohort.fits(pendings, epochs, bare):
             if cohort is not None:  # its requests would leave one by one
                 self._cohorts.pop(worker).dissolve()
             return None
-        cohort = self._cohorts[worker] = Cohort(rids, epochs, worker, pendings)
+        cohort = self._cohorts[worker] = Cohort(rids, epochs, worker, pendings, bare)
         return cohort
 
     def _feed(self, message: Emissions) -> None:
-        pendings, worker = self._pending, message.worker
+        pendings, worker, bare = self._pending, message.worker, message.around is not None
         for rid, epoch, index, count, flags, payload in message.rows():
             pending = pendings.get(rid)
             if pending is None or epoch < pending.epoch or index >= len(pending.counts):
                 self.late_rows += 1
                 continue
+            if bare:
+                if pending.around is None:  # no worker of ours sends that
+                    self.late_rows += 1
+                    continue
+                payload = pending.around[0] + payload + pending.around[1]
             pending.alone()
             pending.epoch, pending.worker = epoch, worker
             pending.counts[index] = count

@@ -15,6 +15,9 @@ class Sink(Protocol):
     def feed(self, payload: bytes, flags: int) -> None:
         """More bytes; ``flags`` as in ``executor.messages``. Nothing follows REQUEST_END."""
 
+    def feed_parts(self, head: bytes, piece: bytes, tail: bytes) -> None:
+        """More bytes, in three parts: the same as ``feed(head + piece + tail, 0)``, which some do with one copy."""
+
     def fail(self, message: str) -> None:
         """The request cannot go on (the executor is gone); nothing follows."""
 
@@ -44,6 +47,9 @@ class ResultSink:
         elif flags & REQUEST_END:
             # Every result ends, also where a post-processor's last step did not say so.
             self._result.deliver(ResultError("the request ended without a result"))
+
+    def feed_parts(self, head: bytes, piece: bytes, tail: bytes) -> None:
+        self.feed(head + piece + tail, 0)
 
     def fail(self, message: str) -> None:
         self._result.deliver(ResultError(message))

@@ -320,6 +320,8 @@ def _encode_emissions(m: Emissions) -> dict[str, Any]:
         frame["stamp"] = m.stamp
     if m.sent:
         frame["sent"] = m.sent
+    if m.around is not None:
+        frame["around"] = [[at, head, tail] for at, (head, tail) in m.around.items()]
     return frame
 
 
@@ -331,8 +333,17 @@ def _decode_emissions(f: Mapping[str, Any], known: KnownRids) -> Emissions:
         unpack_unusual(f, "index", "H", len(rids), 0), unpack(f, "count", "I"),
         unpack_unusual(f, "flags", "B", len(rids), 0), unpack(f, "size", "I"), _typed(f, "payload", bytes),
         _stats(f, "stats") if "stats" in f else None, _int(f, "stamp") if "stamp" in f else 0,
-        _int(f, "sent") if "sent" in f else 0,
+        _int(f, "sent") if "sent" in f else 0, _decode_around(f["around"]) if "around" in f else None,
     )  # fmt: skip
+
+
+def _decode_around(value: Any) -> dict[int, tuple[bytes, bytes]]:
+    if not isinstance(value, list):
+        raise WireError("around: a list is needed")
+    for item in value:
+        if not isinstance(item, list) or [type(part) for part in item] != [int, bytes, bytes]:
+            raise WireError("around: [row, head, tail] is needed")
+    return {at: (head, tail) for at, head, tail in value}
 
 
 _ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {

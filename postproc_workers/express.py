@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import compress, groupby
-from operator import add, not_
+from operator import not_
 from typing import NamedTuple
 
 from executor.ledger import Ledger
@@ -26,6 +26,11 @@ from executor.same import all_are, same
 from postproc_workers.pieces import PieceTable
 from postproc_workers.post_processor import Express
 from postproc_workers.stream import Stream
+
+#: Rows of usual events that are a message of their own whatever else there is: one costs about what 30 rows do.
+OWN_MESSAGE = 32
+
+_NOTHING: Mapping[int, tuple[bytes, bytes]] = {}
 
 
 class Kind(NamedTuple):
@@ -46,28 +51,29 @@ class Lane(NamedTuple):
     kind: Kind
 
 
-def _row(lane: Lane) -> tuple[array[int], int, int, int, bytes, bytes]:
+def _row(lane: Lane) -> tuple[array[int], int, int, tuple[bytes, bytes]]:
     """Its values in the columns of a cohort."""
     ids, head, tail, epoch, _ = lane
-    return ids, epoch, len(head) + len(tail), len(ids), head, tail
+    return ids, epoch, len(ids), (head, tail)
 
 
 class Cohort:
-    """Lanes of one kind, as columns. places: the numbers of their rows in a step; None for all of them.
+    """Lanes of one kind, as columns. places: the numbers of their rows in a step; None for all of them. around: head
+    and tail of each.
 
     Of each step ``pieces`` are looked up first; if all are there, ``emit`` makes the message.
     """
 
     __slots__ = (
-        "kind", "rids", "places", "_fill", "_piece",  "_pick", "_ids", "_epochs", "_around", "_counts", "_heads",
-        "_tails", "_parts", "_zeros", "_ledger",
+        "kind", "rids", "places", "around", "_fill", "_piece",  "_pick", "_ids", "_epochs", "_counts", "_zeros",
+        "_ledger",
     )  # fmt: skip
 
     def __init__(self, rids: Rids, kind: Kind, lanes: Sequence[Lane], places: Sequence[int] | None) -> None:
         self.kind = kind
         self._fill, self._piece = kind.table.fill, kind.table.pieces.__getitem__
         columns = map(list, zip(*map(_row, lanes)))
-        self._ids, self._epochs, self._around, self._counts, self._heads, self._tails = columns
+        self._ids, self._epochs, self._counts, self.around = columns
         #: ids that the streams do not have yet
         self._ledger = Ledger()
         self._stand(rids, places)
@@ -77,7 +83,7 @@ class Cohort:
         self.settle()
         # Copies: some are in messages that have been given away, and in the same process nobody encodes those first.
         self._epochs, self._counts = list(self._epochs), list(self._counts)
-        columns = self._ids, self._epochs, self._around, self._counts, self._heads, self._tails
+        columns = self._ids, self._epochs, self._counts, self.around
         for at in reversed(how.gone):
             for column in columns:
                 del column[at]
@@ -91,8 +97,6 @@ class Cohort:
         self.places: Sequence[int] = range(len(rids)) if places is None else places
         self._pick = None if places is None else picker(places)
         self._zeros = same(0, len(rids))
-        self._parts = [b""] * (3 * len(rids))
-        self._parts[0::3], self._parts[2::3] = self._heads, self._tails
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes | None]:
         """Those of a step's ids; None where an id is not that simple."""
@@ -102,15 +106,23 @@ class Cohort:
             pieces = [self._fill(token) if piece is None else piece for token, piece in zip(own, pieces)]
         return pieces
 
-    def emit(self, worker: int, tokens: Sequence[int], pieces: Sequence[bytes]) -> Emissions:
-        """The events of a step."""
+    def emit(
+        self,
+        worker: int,
+        tokens: Sequence[int],
+        pieces: Sequence[bytes],
+        around: Mapping[int, tuple[bytes, bytes]] | None,
+    ) -> Emissions:
+        """The events of a step: pieces, and ``around`` as in ``Emissions``."""
         self._ledger.enter(self._ids, tokens if self._pick is None else self._pick(tokens))
         self._ledger.tidy()
         self._counts = counts = [count + 1 for count in self._counts]
-        sizes = list(map(add, self._around, map(len, pieces)))
-        parts, zeros = self._parts, self._zeros
-        parts[1::3] = pieces
-        return Emissions(worker, self.rids, self._epochs, zeros, counts, zeros, sizes, b"".join(parts))
+        if around is None:
+            pieces = [head + piece + tail for (head, tail), piece in zip(self.around, pieces)]
+        zeros, sizes = self._zeros, list(map(len, pieces))
+        made = Emissions(worker, self.rids, self._epochs, zeros, counts, zeros, sizes, b"".join(pieces))
+        made.around = around
+        return made
 
     def settle(self) -> None:
         """Give the streams their ids."""
@@ -131,6 +143,8 @@ class ExpressLane:
         #: by the identity of id -> text, and of what escapes it
         self._tables: dict[tuple[int, int], PieceTable] = {}
         self._kinds: dict[tuple[int, tuple[int, int]], Kind] = {}
+        #: streams with a lane whose front end does not know what stands around their pieces
+        self._untold: set[int] = set()
         #: of the last step: its lanes, its column of rids, and its rows that have no lane
         self._cohorts: list[Cohort] = []
         self._rids: Sequence[int] | None = None
@@ -141,11 +155,14 @@ class ExpressLane:
         """The last row of a stream was usual, and the next one will most likely be."""
         if stream.lane is None:
             stream.lane = self._lane(stream, way)
+            if stream.lane is not None:
+                self._untold.add(stream.rid)
         if stream.lane is not None and stream.stages[0].detokenizer.strings:
             self.lanes[stream.rid] = stream.lane
 
     def drop(self, rid: int) -> None:
-        """A request is opened anew."""
+        """A request is opened anew, or is over."""
+        self._untold.discard(rid)
         if self.lanes.pop(rid, None) is not None:
             self.leave()
 
@@ -172,11 +189,23 @@ class ExpressLane:
             if not all(pieces):
                 found[at] = self._without_missing(self._cohorts[at], pieces)
         made = [
-            (cohort.kind.frontend, cohort.emit(self._worker, tokens, pieces))  # type: ignore[arg-type]
+            (cohort.kind.frontend, cohort.emit(self._worker, tokens, pieces, self._tell(cohort)))  # type: ignore[arg-type]
             for cohort, pieces in zip(self._cohorts, found)
             if pieces
         ]
         return made, step.some_record_rows(self._others) if self._others else ()
+
+    def _tell(self, cohort: Cohort) -> Mapping[int, tuple[bytes, bytes]] | None:
+        """What its front end has to be told of a cohort's streams; None where whole events go there: of few rows, that
+        may be joined to others."""
+        if len(cohort.rids) < OWN_MESSAGE:
+            return None
+        untold = self._untold
+        if not untold or untold.isdisjoint(cohort.rids):
+            return _NOTHING
+        told = {at: cohort.around[at] for at, rid in enumerate(cohort.rids) if rid in untold}
+        untold.difference_update(cohort.rids)
+        return told
 
     def _without_missing(self, cohort: Cohort, pieces: Sequence[bytes | None]) -> list[bytes | None]:
         """Take the lanes out whose ids have no piece, and only those: in some languages there are such in every step.

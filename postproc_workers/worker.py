@@ -36,8 +36,6 @@ from postproc_workers.vocabulary import TokenError, Vocabulary
 
 logger = logging.getLogger("tailrace.worker")
 
-#: Rows of whole columns that are a message of their own beside other rows: one costs about what 30 rows do.
-_OWN_MESSAGE = 32
 #: Bytes of one message's payload at most: well below the frame that a socket refuses (``executor.wire.MAX_FRAME``).
 MAX_PAYLOAD = 128 << 20
 
@@ -155,7 +153,7 @@ class PostprocWorker:
         as in the last step, a front end handles them by column too. Few are not worth a message."""
         for frontend, emissions in made:
             rows = self._outbox[frontend]
-            if len(emissions.rids) < _OWN_MESSAGE and rows or len(emissions.payload) > MAX_PAYLOAD:
+            if emissions.around is None and (rows or len(emissions.payload) > MAX_PAYLOAD):
                 rows += emissions.rows()
             else:
                 output.emissions.append((frontend, emissions))
@@ -300,6 +298,7 @@ class PostprocWorker:
         if stream.flags & REQUEST_END:
             del self._streams[stream.rid]
             self._apart.discard(stream.rid)
+            self._express.drop(stream.rid)
             self.stats.finished += 1
             self.stats.failed += bool(stream.flags & FAILED)
             if (recording := stream.recording()) is not None:

@@ -17,7 +17,6 @@ able to say so with it.
 from __future__ import annotations
 
 import asyncio
-from os import write
 
 from executor.messages import BODY, FAILED, OUTPUT_END, REQUEST_END
 from serve.chunks import DONE
@@ -27,7 +26,8 @@ from serve.outlets import HIGH_WATER, Outlet
 PING = b": ping\n\n"
 
 #: What stands before a chunk of that many bytes (RFC 9112, 7.1).
-_CHUNK_HEADS = [b"%x\r\n" % size for size in range(4096)]
+_MANY = 4096
+_CHUNK_HEADS = [b"%x\r\n" % size for size in range(_MANY)]
 
 
 class ClientStream:
@@ -82,18 +82,7 @@ class ClientStream:
         if direct is not None and direct.clear and not self._held and flags <= OUTPUT_END:
             if payload:  # an empty chunk would be the last one
                 size = len(payload)
-                head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
-                data = head + payload + b"\r\n"
-                if direct.buffered and not direct.emptied():
-                    direct.write(data)
-                else:
-                    try:
-                        sent = write(direct.socket, data)
-                    except OSError:  # full, or the client is gone: the transport finds that out, and knows what to do
-                        sent = 0
-                    if sent != len(data):
-                        direct.put(data[sent:])
-                direct.written += size
+                direct.send((_CHUNK_HEADS[size] if size < _MANY else b"%x\r\n" % size) + payload + b"\r\n", size)
             return
         if (self._held or self._tight) and self._begun and self._backlog() > self._limit:
             self._drop()
@@ -110,6 +99,16 @@ class ClientStream:
         if not self.whole:
             self._begun = True
         self._put(payload)
+
+    def feed_parts(self, head: bytes, piece: bytes, tail: bytes) -> None:
+        """``feed(head + piece + tail, 0)``, the parts copied once."""
+        direct = self._direct
+        if direct is not None and direct.clear and not self._held:
+            size = len(head) + len(piece) + len(tail)
+            begin = _CHUNK_HEADS[size] if size < _MANY else b"%x\r\n" % size
+            direct.send(b"".join((begin, head, piece, tail, b"\r\n")), size)
+        else:
+            self.feed(head + piece + tail, 0)
 
     def fail(self, message: str) -> None:
         """End with an error that no worker has worded: an event once there have been events, else a document."""

@@ -122,6 +122,9 @@ class TimedSink:
         if payload:
             timings.chunk(self._proxy.stamp)
 
+    def feed_parts(self, head: bytes, piece: bytes, tail: bytes) -> None:
+        self.feed(head + piece + tail, 0)
+
     def fail(self, message: str) -> None:
         self._stream.fail(message)
 

@@ -200,6 +200,9 @@ class Client:
         self.ended = bool(flags & REQUEST_END)
         self.failed, self.whole = bool(flags & FAILED), bool(flags & BODY)
 
+    def feed_parts(self, head: bytes, piece: bytes, tail: bytes) -> None:
+        self.feed(head + piece + tail, 0)
+
     def fail(self, message: str) -> None:
         assert not self.ended
         self.ended, self.error = True, message

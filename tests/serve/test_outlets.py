@@ -139,8 +139,7 @@ def test_a_client_that_takes_less_than_comes_is_no_idle_one(loop: Loop) -> None:
     pipe, outlet = server.client(1000)
     for _ in range(100):
         pipe.size -= 1
-        outlet.write(bytes(100))
-        outlet.written += 100
+        outlet.send(bytes(100), 100)
         loop.run(0.5)
     assert not pipe.aborted
 
