@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import secrets
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -138,7 +137,7 @@ class Gateway:
 
     def mint(self, prefix: str) -> Minted:
         """All that is random or clock-like about a request, once; from here on it is a function of its tokens."""
-        return Minted(self._proxy.mint(), prefix + uuid.uuid4().hex, int(time.time()), secrets.randbits(62))
+        return Minted(self._proxy.mint(), prefix + secrets.token_hex(16), int(time.time()), secrets.randbits(62))
 
     async def answer(
         self,

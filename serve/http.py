@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -48,7 +48,7 @@ def request_id(scope: Scope) -> bytes:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and 0 < len(value) <= 256:
             return bytes(value)
-    return uuid.uuid4().hex.encode()
+    return secrets.token_hex(16).encode()
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:

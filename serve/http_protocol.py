@@ -23,7 +23,7 @@ import asyncio
 import enum
 import logging
 import re
-import uuid
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -322,7 +322,7 @@ def _head_too_large() -> ApiError:
 def _response(error: ApiError, headers: list[tuple[bytes, bytes]]) -> bytes:
     """A whole HTTP response; like every other one it has an id, which no log needs to hold."""
     body = error.body()
-    own = [(b"content-type", b"application/json"), (b"x-request-id", uuid.uuid4().hex.encode())]
+    own = [(b"content-type", b"application/json"), (b"x-request-id", secrets.token_hex(16).encode())]
     own += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
     lines = [b"%s: %s\r\n" % pair for pair in [*headers, *own]]
     return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])

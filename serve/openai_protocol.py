@@ -370,7 +370,7 @@ class _Generation(Body):
     ignore_eos: bool = False
     n: Positive = 1
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
     # These two are honoured without a stream too: a document is the same however its tokens come.
     stream_interval: Annotated[int, Field(ge=1, le=MAX_STREAM_INTERVAL)] | None = None
     split_steps: bool = False

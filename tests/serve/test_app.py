@@ -615,9 +615,9 @@ def test_a_long_answer_is_made_in_few_steps_and_off_the_loop(monkeypatch: pytest
     served, threads = Served(), []
     run_, json_body = Prompts._run, http.json_body
 
-    async def counted(prompts: Prompts, call: Any) -> Any:
+    async def counted(prompts: Prompts, call: Any, short: bool = False) -> Any:
         threads.append("hop")
-        return await run_(prompts, call)
+        return await run_(prompts, call, short)
 
     def made(value: Any) -> bytes:
         threads.append(threading.current_thread().name.partition("_")[0])

@@ -185,3 +185,48 @@ def test_the_event_loop_goes_on_meanwhile(prompts: Prompts, work: str) -> None:
 
 def test_large_bodies_are_parsed_here(prompts: Prompts) -> None:
     assert run(prompts.parse(lambda: threading.current_thread().name)).startswith("prompts")
+
+
+# ------------------------------------------------------------------------------------------ at once, or in a thread
+
+
+class Witness(Prompts):
+    """Notes which thread encodes."""
+
+    def __init__(self) -> None:
+        super().__init__(fast())
+        self.threads: list[bool] = []
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        self.threads.append(threading.current_thread() is not threading.main_thread())
+        return super()._encode(text, special)
+
+
+LONG = "a" * 3000
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("request_", "thread"),
+    [
+        (chat(("system", "Be."), ("user", "Hi")), False),
+        (chat(("user", LONG)), True),
+        (chat(*[("user", "Hi")] * 9), True),
+        (chat(("user", "Hi"), tools=[TOOL]), True),
+        (chat(("user", "Hi"), chat_template_kwargs={"shout": True}), True),
+        (parse(ChatCompletionRequest, json.dumps({"messages": [{"role": "user", "content": "Hi"}, {
+            "role": "assistant", "content": "x", "reasoning": LONG}]}).encode()), True),
+    ],
+)  # fmt: skip
+def test_only_short_prompts_are_made_on_the_event_loop(request_: ChatCompletionRequest, thread: bool) -> None:
+    with contextlib.closing(Witness()) as made, contextlib.closing(Prompts(fast())) as plain:
+        run(made.chat(request_))
+        assert made.threads == [thread]
+        assert run(made.chat(request_)) == run(plain.chat(request_))
+
+
+@pytest.mark.parametrize(("texts", "thread"), [(["ab", "c"], False), ([LONG], True), (["a" * 1500] * 2, True)])
+def test_so_are_texts(texts: list[str], thread: bool) -> None:
+    with contextlib.closing(Witness()) as made:
+        assert run(made.texts(texts)) == [list(text.encode()) for text in texts]
+        assert made.threads == [thread] * len(texts)
