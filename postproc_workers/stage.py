@@ -41,6 +41,8 @@ class Stage:
 
     plain: rows of one id may take a fast lane of ``PostprocWorker``: no hook, held chunk, recording or resume, and
         nobody asks which text a token completed. fast: that was so at the opening, but for a resume.
+    gathers: rows of one id may ``gather``: chunks have several tokens, and nobody has to look at each.
+    waiting: ids that do so, unread. They are read with the next row that is given to ``Stream.step``.
     watched: it is the second lane then: there are stop strings, or log-probabilities are wanted.
     stops: the matcher, where it alone is watching: a text that it passes may take the first lane after all.
     matcher: looks for the stop strings; None where there are none.
@@ -51,9 +53,9 @@ class Stage:
     """
 
     __slots__ = (
-        "index", "plain", "fast", "watched", "stops", "output", "detokenizer", "matcher", "records", "ended", "silent",
-        "silent_end", "interval", "holds", "raw_ids", "finish", "_spec", "_shown_stops", "_wants_pieces", "_held",
-        "_raw_finish",
+        "index", "plain", "fast", "gathers", "waiting", "watched", "stops", "output", "detokenizer", "matcher",
+        "records", "ended", "silent", "silent_end", "interval", "holds", "raw_ids", "finish", "_size", "_spec",
+        "_shown_stops", "_wants_pieces", "_held", "_raw_finish",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +76,7 @@ class Stage:
         self.index, self.output, self.interval = output.index, output, interval
         self.ended = self.holds = False
         self.silent, self.silent_end = 0, False
-        self._spec = spec
+        self._spec, self._size = spec, vocabulary.size
         self.matcher: StopMatcher | GatedMatcher | None = None
         if stops is not None:
             self.matcher = gated(stops.matcher(), read_gate(spec.stop_gate))
@@ -89,7 +91,10 @@ class Stage:
         # Log-probabilities come with every id, and a gate looks at every text.
         self.stops = self.matcher if isinstance(self.matcher, StopMatcher) and self.records is None else None
         asked = self.watched and spec.token_pieces
-        self.plain = self.fast = not hooked and interval == 1 and not spec.recording and not asked
+        simple = not hooked and not spec.recording
+        self.plain = self.fast = simple and interval == 1 and not asked
+        self.gathers = simple and interval > 1 and not self.watched and not spec.token_pieces
+        self.waiting: list[int] = []
 
     def visible(self, tokens: Sequence[int], finish: Finish | None) -> Sequence[int]:
         """The ids whose text is shown: without the stop token that ended the output, unless the client wants to see
@@ -176,12 +181,28 @@ class Stage:
             news.end,
         )
 
+    def gather(self, token: int) -> bool:
+        """Whether this id, whose row brings no end, may wait; then it does. The first one may not, and neither the one
+        that makes a chunk due, nor one that there is not."""
+        waiting = self.waiting
+        if len(waiting) + 1 >= self.interval or not 0 <= token < self._size or not self.output.token_ids:
+            return False
+        if self.holds or self.ended or self.silent or self.silent_end:
+            return False
+        waiting.append(token)
+        return True
+
+    def with_waiting(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The ids that wait, and a row's: they do not wait any more."""
+        waiting, self.waiting = self.waiting, []
+        return [*waiting, *tokens]
+
     # -------------------------------------------------------------------------------- what it has had
 
     def history(self) -> tuple[array[int], Sequence[TokenLogprob] | None]:
         """All ids that have come, held ones too, and their entries where the request asks for them. An output that a
         stop string ended has those up to its last token: whoever reads them again ends at the same place."""
-        ids = self.output.token_ids + array("i", self._held.token_ids)
+        ids = self.output.token_ids + array("i", [*self._held.token_ids, *self.waiting])
         records = self.records
         return ids, None if records is None else [unpack_entry(record) for record in records[: len(ids)]]
 

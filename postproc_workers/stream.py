@@ -94,6 +94,8 @@ class Stream:
         if stage.ended:
             self.late_tokens += len(tokens)
             return b""
+        if stage.waiting:
+            tokens = stage.with_waiting(tokens)
         if stage.raw_ids is not None:
             stage.keep(tokens, finish)
         try:

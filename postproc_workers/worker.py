@@ -261,6 +261,8 @@ class PostprocWorker:
                         sent = len(choice.token_ids)
                         outbox[stream.frontend].append((rid, stream.epoch, index, sent, 0, payload))
                         continue
+                elif stage.gathers and finish is None and len(tokens) == 1 and stage.gather(tokens[0]):
+                    continue
                 elif stream.split and len(tokens) > 1:
                     self._run(_singles(rid, index, tokens, finish, logprobs), output)
                     continue

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers import Bench
+from tests.helpers import CHAT, Bench, each, spec_of
 from tests.laws.cases import NAMES, Case, cases, steps
 
 
@@ -22,7 +22,7 @@ def general(bench: Bench) -> Bench:
     """The same with the lanes closed."""
     for stream in bench.worker._streams.values():
         for stage in stream.stages:
-            stage.plain = stage.fast = False
+            stage.plain = stage.fast = stage.gathers = False
     return bench
 
 
@@ -42,3 +42,18 @@ def test_the_lanes_do_what_the_general_path_does(name: str, data: st.DataObject)
         fast.backlog(backlog)
         slow.backlog(backlog)
         assert (fast.rows, fast.cancels, history(fast)) == (slow.rows, slow.cancels, history(slow))
+
+
+@given(st.integers(2, 9), st.lists(st.integers(0, 255), min_size=1, max_size=40), st.integers(0, 12))
+def test_ids_that_gather_are_read_in_time(interval: int, ids: list[int], delivered: int) -> None:
+    """Chunks as the general path makes them, with bad bytes, bad ids and a resume in the middle of a chunk."""
+    spec = spec_of(CHAT, stream_interval=interval)
+    told = [(min(delivered, len(ids)), False)]
+    fast, slow = (Bench(spec, delivered=told) for _ in range(2))
+    assert all(stage.gathers for stream in fast.worker._streams.values() for stage in stream.stages)
+    general(slow)
+    for row in each([*ids, 10**6], None):
+        fast.give(row)
+        slow.give(row)
+        assert (fast.rows, fast.cancels, history(fast)) == (slow.rows, slow.cancels, history(slow))
+    assert fast.ended
