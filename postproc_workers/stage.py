@@ -41,8 +41,8 @@ class Stage:
 
     plain: rows of one id may take a fast lane of ``PostprocWorker``: no hook, held chunk, recording or resume, and
         nobody asks which text a token completed. fast: that was so at the opening, but for a resume.
-    gathers: rows of one id may ``gather``: chunks have several tokens, and nobody has to look at each.
-    waiting: ids that do so, unread. They are read with the next row that is given to ``Stream.step``.
+    gathers: chunks have several tokens, and nobody has to look at each: rows of one id may wait unread, see ``room``.
+    waiting: those ids. They are read with the next row that is given to ``Stream.step``.
     watched: it is the second lane then: there are stop strings, or log-probabilities are wanted.
     stops: the matcher, where it alone is watching: a text that it passes may take the first lane after all.
     matcher: looks for the stop strings; None where there are none.
@@ -54,7 +54,7 @@ class Stage:
 
     __slots__ = (
         "index", "plain", "fast", "gathers", "waiting", "watched", "stops", "output", "detokenizer", "matcher",
-        "records", "ended", "silent", "silent_end", "interval", "holds", "raw_ids", "finish", "_size", "_spec",
+        "records", "ended", "silent", "silent_end", "interval", "holds", "raw_ids", "finish", "_spec",
         "_shown_stops", "_wants_pieces", "_held", "_raw_finish",
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ class Stage:
         self.index, self.output, self.interval = output.index, output, interval
         self.ended = self.holds = False
         self.silent, self.silent_end = 0, False
-        self._spec, self._size = spec, vocabulary.size
+        self._spec = spec
         self.matcher: StopMatcher | GatedMatcher | None = None
         if stops is not None:
             self.matcher = gated(stops.matcher(), read_gate(spec.stop_gate))
@@ -181,21 +181,19 @@ class Stage:
             news.end,
         )
 
-    def gather(self, token: int) -> bool:
-        """Whether this id, whose row brings no end, may wait; then it does. The first one may not, and neither the one
-        that makes a chunk due, nor one that there is not."""
-        waiting = self.waiting
-        if len(waiting) + 1 >= self.interval or not 0 <= token < self._size or not self.output.token_ids:
-            return False
-        if self.holds or self.ended or self.silent or self.silent_end:
-            return False
-        waiting.append(token)
-        return True
+    @property
+    def room(self) -> int:
+        """How many ids may be appended to ``waiting``, as they come, before the one that makes a chunk due: valid ones,
+        whose rows bring no end. None before the first chunk."""
+        if not self.gathers or self.holds or self.ended or self.silent or self.silent_end or not self.output.token_ids:
+            return 0
+        return self.interval - 1
 
     def with_waiting(self, tokens: Sequence[int]) -> Sequence[int]:
         """The ids that wait, and a row's: they do not wait any more."""
-        waiting, self.waiting = self.waiting, []
-        return [*waiting, *tokens]
+        tokens = [*self.waiting, *tokens]
+        self.waiting.clear()
+        return tokens
 
     # -------------------------------------------------------------------------------- what it has had
 

@@ -104,6 +104,8 @@ class PostprocWorker:
         self._streams: dict[int, Stream] = {}
         #: those whose next row is most likely a text between two constants
         self._express = ExpressLane(worker, vocabulary.size)
+        #: rid -> the ids that wait for a chunk to be due, and how many may: ``Stage.waiting``, ``Stage.room``
+        self._gathering: dict[int, tuple[list[int], int]] = {}
         #: rows whose front end takes nothing at the moment; joined, one per output
         self._held: list[RecordRow] = []
         #: those whose tokens have an event each, whatever came together
@@ -217,11 +219,14 @@ class PostprocWorker:
         ``detokenizer.py`` states for ``strings`` and ``pending``, and what ``record.advance`` would set is set here.
         Inside it, ``Stream.watched_step`` is the lane of streams with stop strings or log-probabilities.
 
+        An id of a chunk that is not due only waits (``gathering``): nothing of its stream is touched but the ids.
+
         A row of several ids of a stream that wants an event for each becomes rows of one id here, and all is as if the
         engine had made one token a step. Such a stream does not take the express lane, which knows nothing of that: so
         the others do not pay for it.
         """
         streams, outbox, marker, express = self._streams, self._outbox, self._marker, self._express.lanes
+        gathering, size = self._gathering, self._vocabulary.size
         for rid, index, tokens, finish, logprobs in rows:
             marker[0] = rid
             lane = express.get(rid)
@@ -232,6 +237,12 @@ class PostprocWorker:
                     outbox[frontend].append((rid, epoch, 0, len(ids), 0, head + piece + tail))
                     continue
                 del express[rid]
+            elif gathering and (waits := gathering.get(rid)) is not None:
+                waiting, room = waits
+                if finish is None and len(tokens) == 1 and len(waiting) < room and 0 <= tokens[0] < size:
+                    waiting.append(tokens[0])
+                    continue
+                del gathering[rid]
             stream = streams.get(rid)
             if stream is None:
                 self.stats.late += len(tokens)
@@ -261,13 +272,13 @@ class PostprocWorker:
                         sent = len(choice.token_ids)
                         outbox[stream.frontend].append((rid, stream.epoch, index, sent, 0, payload))
                         continue
-                elif stage.gathers and finish is None and len(tokens) == 1 and stage.gather(tokens[0]):
-                    continue
                 elif stream.split and len(tokens) > 1:
                     self._run(_singles(rid, index, tokens, finish, logprobs), output)
                     continue
                 else:
                     payload = stream.step(index, tokens, finish, logprobs)
+                    if stage.gathers and (room := stage.room) and len(stream.stages) == 1:
+                        gathering[rid] = stage.waiting, room
             except Exception as error:  # a broad one: a request fails alone, whatever its stages raise
                 payload = self._fail(stream, error)
             if len(payload) > MAX_PAYLOAD:
@@ -301,6 +312,7 @@ class PostprocWorker:
             del self._streams[stream.rid]
             self._apart.discard(stream.rid)
             self._express.drop(stream.rid)
+            self._gathering.pop(stream.rid, None)
             self.stats.finished += 1
             self.stats.failed += bool(stream.flags & FAILED)
             if (recording := stream.recording()) is not None:
@@ -311,6 +323,7 @@ class PostprocWorker:
         for opened in opens:
             self._marker[0] = opened.rid
             self._express.drop(opened.rid)
+            self._gathering.pop(opened.rid, None)
             self._apart.discard(opened.rid)
             self.stats.opened += 1
             self._outbox.setdefault(opened.frontend, [])
