@@ -27,6 +27,7 @@ from executor.messages import (
     FAILED,
     REQUEST_END,
     Cancel,
+    EmissionRow,
     Emissions,
     Message,
     Open,
@@ -365,6 +366,15 @@ class System:
 
 
 # ------------------------------------------------------------------------------------------------------ one worker
+
+
+def whole_rows(emissions: Emissions, known: dict[int, tuple[bytes, bytes]]) -> list[EmissionRow]:
+    """Its rows, with whole events. known: rid -> head and tail, as this message and earlier ones tell."""
+    if emissions.around is None:
+        return list(emissions.rows())
+    for at, constants in emissions.around.items():
+        assert known.setdefault(emissions.rids[at], constants) == constants
+    return [(*row[:5], known[row[0]][0] + row[5] + known[row[0]][1]) for row in emissions.rows()]
 
 
 class Bench:

@@ -105,13 +105,15 @@ STAMPS = st.sampled_from((0, 1, 10**15, 2**63 - 1))
 
 
 def stamped(message: Emissions) -> st.SearchStrategy[Emissions]:
-    """The message with its times set."""
+    """The message with its times set, and perhaps something told."""
 
-    def note(times: tuple[int, int]) -> Emissions:
-        message.stamp, message.sent = times
+    def note(rest: tuple[int, int, dict[int, tuple[bytes, bytes]] | None]) -> Emissions:
+        message.stamp, message.sent, message.around = rest
         return message
 
-    return st.tuples(STAMPS, STAMPS).map(note)
+    rows = st.integers(0, len(message.rids) - 1) if message.rids else st.nothing()
+    told = st.dictionaries(rows, st.tuples(PAYLOADS, PAYLOADS), max_size=3) if message.rids else st.just({})
+    return st.tuples(STAMPS, STAMPS, st.none() | told).map(note)
 
 
 EMISSIONS = st.builds(
@@ -148,7 +150,8 @@ def plain(value: Any) -> Any:
         rows = [(rid, index, list(ids), finish, logprobs) for rid, index, ids, finish, logprobs in value.rows()]
         return [plain(rows), plain(value.opens), value.stamp, value.incarnation]
     if isinstance(value, Emissions):
-        return [value.worker, plain(list(value.rows())), plain(value.stats), value.stamp, value.sent]
+        told = plain(value.around)
+        return [value.worker, plain(list(value.rows())), plain(value.stats), value.stamp, value.sent, told]
     if hasattr(value, "__dataclass_fields__"):
         return [type(value).__name__, *(plain(getattr(value, name)) for name in value.__dataclass_fields__)]
     if isinstance(value, dict):
@@ -174,7 +177,7 @@ ODD = st.sampled_from(
 #: Fields that a frame may have or not, and two that none has.
 OPTIONAL = (
     "index", "count", "epoch", "flags", "stats", "open", "finish", "lp", "lp_row", "lp_n", "lp_k", "incarnation",
-    "stamp", "sent", "x", 5,
+    "stamp", "sent", "around", "x", 5,
 )  # fmt: skip
 
 

@@ -34,6 +34,15 @@ class Wired(GenerationExecutor):
             Emissions(worker, rids, [epoch] * n, [0] * n, [count] * n, [0] * n, [2] * n, b"%02d" % (count % 100) * n)
         )
 
+    def pieces(
+        self, piece: bytes, count: int, around: dict[int, tuple[bytes, bytes]] | None = None, *, rids: Rids = RIDS
+    ) -> None:
+        """A column of pieces. around: rid -> head and tail, of those that are told."""
+        n = len(rids)
+        told = {rids.index(rid): constants for rid, constants in (around or {}).items()}
+        sizes, payload = [len(piece)] * n, piece * n
+        self.receive(Emissions(0, rids, [0] * n, [0] * n, [count] * n, [0] * n, sizes, payload, around=told))
+
     def row(self, rid: int, count: int, flags: int = 0, *, epoch: int = 0, worker: int = 0) -> None:
         self.receive(Emissions.build(worker, [(rid, epoch, 0, count, flags, b"..")]))
 
@@ -215,3 +224,47 @@ def test_what_does_not_fit() -> None:
     assert not Cohort.fits([pending(), None, pending()], [0] * 3)
     assert not Cohort.fits([pending(), pending(read=False), pending()], [0] * 3)
     assert not Cohort.fits([pending(), pending(epoch=2), pending()], [0, 1, 0])
+
+
+# ------------------------------------------------------------------------------------------------------ pieces
+
+
+AROUND = {rid: (b"%d<" % rid, b">") for rid in (*RIDS, 6)}
+SOME = {rid: AROUND[rid] for rid in RIDS}
+
+
+def test_pieces_stand_between_what_was_told(proxy: Wired) -> None:
+    proxy.pieces(b"a", 1, SOME)
+    proxy.pieces(b"b", 2)
+    assert proxy.bodies == [b"3<a>3<b>", b"4<a>4<b>", b"5<a>5<b>"] and proxy.told() == [2] * 3
+
+
+def test_one_that_comes_is_told(proxy: Wired) -> None:
+    client = Client()
+    proxy.pieces(b"a", 1, SOME)
+    proxy.open(request_of(6, spec_of(CHAT)), client)
+    proxy.pieces(b"b", 2, {6: AROUND[6]}, rids=Rids((3, 6, 4, 5)))
+    proxy.row(3, 3, OUTPUT_END | REQUEST_END)
+    proxy.pieces(b"c", 3, rids=Rids((6, 4, 5)))
+    assert client.body == b"6<b>6<c>" and proxy.bodies == [b"3<a>3<b>..", b"4<a>4<b>4<c>", b"5<a>5<b>5<c>"]
+
+
+def test_pieces_and_events_take_turns(proxy: Wired) -> None:
+    proxy.pieces(b"a", 1, SOME)
+    proxy.column(2)
+    proxy.pieces(b"c", 3)
+    proxy.row(4, 4)
+    proxy.pieces(b"d", 5)
+    assert proxy.bodies == [b"3<a>023<c>3<d>", b"4<a>024<c>..4<d>", b"5<a>025<c>5<d>"] and proxy.late_rows == 0
+
+
+def test_pieces_of_a_column_that_does_not_stand(proxy: Wired) -> None:
+    """Nobody reads one of them, so all go row by row."""
+    proxy.discard(4)
+    proxy.pieces(b"a", 1, SOME)
+    assert proxy.bodies == [b"3<a>", b"", b"5<a>"] and proxy.told() == [1] * 3
+
+
+def test_pieces_that_nobody_can_place_are_late(proxy: Wired) -> None:
+    proxy.pieces(b"a", 1, {3: AROUND[3], 5: AROUND[5]})
+    assert proxy.bodies == [b"3<a>", b"", b"5<a>"] and proxy.late_rows == 1

@@ -124,7 +124,7 @@ def plain(message: Any) -> Any:
         rows = [(rid, index, list(ids), finish, logprobs) for rid, index, ids, finish, logprobs in message.rows()]
         return rows, [plain(opened) for opened in message.opens], message.stamp
     if isinstance(message, Emissions):
-        return message.worker, list(message.rows()), message.stats, message.stamp, message.sent
+        return message.worker, list(message.rows()), message.stats, message.stamp, message.sent, message.around
     if isinstance(message, Open):
         return message.rid, message.epoch, message.frontend, message.spec, list(message.delivered)
     return message
@@ -241,6 +241,9 @@ SAMPLES: dict[str, Message] = {
     ),
     "plain steps": StepRecords.build([StepRow(1, 0, [5]), StepRow(2, 0, [6])]),
     "emissions": Emissions.build(3, [(1, 0, 0, 4, 1, b"abc"), (2, 1, 1, 5, 0, b"d")], {"rows": 3, "busy_seconds": 0.5}),
+    "pieces": Emissions(
+        *(3, (1, 2), (0, 0), (0, 0), (4, 5), (0, 0), (1, 2), b"abc"), around={1: (b"data: ", b"\n\n"), 0: (b"", b"")}
+    ),
     "report": Emissions(
         *(3, (1,), (0,), (0,), (4,), (0,), (3,), b"abc"),
         *({"rows": 3, "queue_age": [0.5, *range(len(BOUNDS) + 1)]}, 12345, 2**62),

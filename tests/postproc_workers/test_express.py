@@ -13,9 +13,10 @@ from executor.engines.base import StepRow
 from executor.messages import Open, Recall, RecordRow, StepRecords
 from executor.rids import Rids
 from executor.wire import FrameReader, encode
+from postproc_workers import express
 from postproc_workers.express import ExpressLane, runs
 from postproc_workers.worker import PostprocWorker, WorkerOutput
-from tests.helpers import ALL_POST_PROCESSORS, CHAT, COMPLETIONS, row, spec_of, tokens, vocabulary
+from tests.helpers import ALL_POST_PROCESSORS, CHAT, COMPLETIONS, row, spec_of, tokens, vocabulary, whole_rows
 
 HELLO = tokens("Hello", " world", ",", " the", " answer", " is", " ", "42", ".")
 HALF = tokens("<0xC3>", "<0xA9>")
@@ -28,6 +29,8 @@ class Pair:
     def __init__(self, opens: Sequence[Open]) -> None:
         self.columns, self.rows = (PostprocWorker(vocabulary(), ALL_POST_PROCESSORS) for _ in range(2))
         self._reader = FrameReader(logging.getLogger("test"))
+        #: what their front ends have been told
+        self.known: list[dict[int, tuple[bytes, bytes]]] = [{}, {}]
         #: (rid, bytes, told tokens, flags) of each, in order
         self.made: list[list[tuple[int, bytes, int, int]]] = [[], []]
         for worker in (self.columns, self.rows):
@@ -65,7 +68,8 @@ class Pair:
 
     def note(self, which: int, output: WorkerOutput) -> None:
         for _, emissions in output.emissions:
-            self.made[which] += [(rid, payload, count, flags) for rid, _, _, count, flags, payload in emissions.rows()]
+            for rid, _, _, count, flags, payload in whole_rows(emissions, self.known[which]):
+                self.made[which].append((rid, payload, count, flags))
 
 
 def _last(made: Sequence[tuple[int, bytes, int, int]]) -> dict[int, tuple[int, int]]:
@@ -79,6 +83,14 @@ def opens(count: int, formats: Sequence[str] = (CHAT,), frontends: int = 1) -> l
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "tailrace.worker")
+
+
+@pytest.fixture(autouse=True, params=[2, 32], ids=["pieces", "events"])
+def least(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Rows from which a message has pieces alone."""
+    rows: int = request.param
+    monkeypatch.setattr(express, "OWN_MESSAGE", rows)
+    return rows
 
 
 def test_a_stable_batch_is_one_kept_column_per_front_end() -> None:
@@ -245,3 +257,28 @@ def test_nothing_is_taken_while_nobody_is_there() -> None:
     made, others = lane.take(StepRecords.build([row([1], rid=1)]))
     found: Iterator[RecordRow] = iter(others)
     assert made == [] and [rid for rid, *_ in found] == [1]
+
+
+def test_constants_are_told_once(least: int) -> None:
+    """To those that come later too, and again to whoever has a request from the start again."""
+    worker = PostprocWorker(vocabulary(), ALL_POST_PROCESSORS)
+    worker.receive([StepRecords([], [], [], [], opens=opens(40))])
+    told: list[int] = []
+    bare = 0
+
+    def give(rids: Sequence[int]) -> None:
+        nonlocal bare
+        step = StepRecords(Rids(rids), [0] * len(rids), [1] * len(rids), [HELLO[0]] * len(rids))
+        for _, made in worker.receive([step]).emissions:
+            bare += made.around is not None
+            assert made.around is not None or b"data: " in made.payload
+            told.extend(made.rids[at] for at in made.around or ())
+
+    for last in (33, 33, 36, 36, 40, 40, 40):
+        give(range(last))
+    assert sorted(told) == [*range(36), *range(36, 40)] and bare == 6
+    worker.receive([StepRecords([], [], [], [], opens=opens(40)[3:4])])
+    told.clear()
+    for _ in range(3):
+        give(range(40))
+    assert told == [3]

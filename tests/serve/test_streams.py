@@ -328,6 +328,21 @@ def test_what_the_transport_holds_goes_first(pair: tuple[socket.socket, socket.s
     asyncio.run(main())
 
 
+def test_parts_are_one_event(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Wherever it goes: into the socket, or the slot."""
+
+    async def main() -> None:
+        bound = await streaming(pair[0])
+        bound.stream.feed_parts(b"data: <", b"x" * 5000, b">\n\n")
+        bound.stream.feed_parts(b"data: <", b"", b">\n\n")
+        assert pair[1].recv(9000) == b"1392\r\ndata: <" + b"x" * 5000 + b">\n\n\r\na\r\ndata: <>\n\n\r\n"
+        bound.outlet.paused()
+        bound.stream.feed_parts(b"data: <", b"y", b">\n\n")
+        assert await bound.stream.next() == b"data: <y>\n\n" and bound.outlet.written == 5010 + 10
+
+    asyncio.run(main())
+
+
 def test_what_the_kernel_does_not_take_waits_in_the_transport(pair: tuple[socket.socket, socket.socket]) -> None:
     async def main() -> None:
         bound = await streaming(pair[0])
