@@ -151,14 +151,22 @@ class ExpressLane:
         self._others: Sequence[int] = ()
         self._other_rids: set[int] = set()
 
-    def enter(self, stream: Stream, way: Express) -> None:
+    def enter(self, stream: Stream) -> None:
         """The last row of a stream was usual, and the next one will most likely be."""
-        if stream.lane is None:
-            stream.lane = self._lane(stream, way)
-            if stream.lane is not None:
+        told = stream.lane is not None
+        lane = self.lane(stream)
+        if lane is not None:
+            self.lanes[stream.rid] = lane
+            if not told:
                 self._untold.add(stream.rid)
-        if stream.lane is not None and stream.stages[0].detokenizer.strings:
-            self.lanes[stream.rid] = stream.lane
+
+    def lane(self, stream: Stream) -> Lane | None:
+        """The lane of a stream, which has not entered by this. None where it has none, or its next text is not simply
+        that of its next id."""
+        if stream.lane is None and stream.express is not None:
+            stream.lane = self._lane(stream, stream.express)
+        detokenizer, lane = stream.stages[0].detokenizer, stream.lane
+        return None if lane is None or detokenizer.pending or not detokenizer.strings else lane
 
     def drop(self, rid: int) -> None:
         """A request is opened anew, or is over."""

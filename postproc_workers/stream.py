@@ -80,8 +80,9 @@ class Stream:
         self.stages = [
             Stage(out, spec, vocabulary, stops, interval, hook_factory is not None) for out in self.record.outputs
         ]
-        alone = len(self.stages) == 1 and self.stages[0].plain and not self.stages[0].watched and not self.split
-        self.express = post_processor.express if alone else None
+        (first, *more) = self.stages
+        usual = (first.plain and not first.watched) or first.gathers
+        self.express = post_processor.express if usual and not more and not self.split else None
         self.lane: Any = None
         for stage, (count, ended) in zip(self.stages, opened.delivered):
             stage.silent, stage.silent_end = count, ended

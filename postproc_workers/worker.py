@@ -27,7 +27,7 @@ from executor.messages import (
     RecordRow,
     StepRecords,
 )
-from postproc_workers.express import ExpressLane, runs
+from postproc_workers.express import ExpressLane, Lane, runs
 from postproc_workers.hook import HookFactory
 from postproc_workers.post_processor import PostProcessor
 from postproc_workers.spec import SpecError, StreamSpec
@@ -104,8 +104,9 @@ class PostprocWorker:
         self._streams: dict[int, Stream] = {}
         #: those whose next row is most likely a text between two constants
         self._express = ExpressLane(worker, vocabulary.size)
-        #: rid -> the ids that wait for a chunk to be due, and how many may: ``Stage.waiting``, ``Stage.room``
-        self._gathering: dict[int, tuple[list[int], int]] = {}
+        #: rid -> the ids that wait for a chunk to be due, how many may (``Stage.waiting``, ``Stage.room``), and what
+        #: writes the chunk, if it can be written here
+        self._gathering: dict[int, tuple[list[int], int, Lane | None]] = {}
         #: rows whose front end takes nothing at the moment; joined, one per output
         self._held: list[RecordRow] = []
         #: those whose tokens have an event each, whatever came together
@@ -219,7 +220,8 @@ class PostprocWorker:
         ``detokenizer.py`` states for ``strings`` and ``pending``, and what ``record.advance`` would set is set here.
         Inside it, ``Stream.watched_step`` is the lane of streams with stop strings or log-probabilities.
 
-        An id of a chunk that is not due only waits (``gathering``): nothing of its stream is touched but the ids.
+        An id of a chunk that is not due only waits (``gathering``): nothing of its stream is touched but the ids. The
+        chunk then is a row of several ids, if its stream has a lane.
 
         A row of several ids of a stream that wants an event for each becomes rows of one id here, and all is as if the
         engine had made one token a step. Such a stream does not take the express lane, which knows nothing of that: so
@@ -238,10 +240,18 @@ class PostprocWorker:
                     continue
                 del express[rid]
             elif gathering and (waits := gathering.get(rid)) is not None:
-                waiting, room = waits
-                if finish is None and len(tokens) == 1 and len(waiting) < room and 0 <= tokens[0] < size:
+                waiting, room, lane = waits
+                if finish is None and len(tokens) == 1 and 0 <= tokens[0] < size:
                     waiting.append(tokens[0])
-                    continue
+                    if len(waiting) <= room:
+                        continue
+                    if lane is not None and (piece := lane.kind.table.join(waiting)) is not None:
+                        ids, head, tail, epoch, (frontend, _) = lane
+                        ids.extend(waiting)
+                        waiting.clear()
+                        outbox[frontend].append((rid, epoch, 0, len(ids), 0, head + piece + tail))
+                        continue
+                    waiting.pop()
                 del gathering[rid]
             stream = streams.get(rid)
             if stream is None:
@@ -265,7 +275,7 @@ class PostprocWorker:
                         if payload := stream.process(record, stream.args):
                             outbox[stream.frontend].append((rid, stream.epoch, index, len(ids), 0, payload))
                         if stream.express is not None and not detokenizer.pending:
-                            self._express.enter(stream, stream.express)
+                            self._express.enter(stream)
                         continue
                     payload = stream.watched_step(stage, tokens, text, logprobs)
                     if payload and not stream.flags:
@@ -278,7 +288,7 @@ class PostprocWorker:
                 else:
                     payload = stream.step(index, tokens, finish, logprobs)
                     if stage.gathers and (room := stage.room) and len(stream.stages) == 1:
-                        gathering[rid] = stage.waiting, room
+                        gathering[rid] = stage.waiting, room, self._express.lane(stream)
             except Exception as error:  # a broad one: a request fails alone, whatever its stages raise
                 payload = self._fail(stream, error)
             if len(payload) > MAX_PAYLOAD:
