@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import zmq
-
-from executor.channel import try_send
+from collections.abc import Callable
 
 
 class Outbound:
-    """A front end's socket. full: it has refused something, which waits here.
+    """The way to a front end. send_now: tries to, False when its queue is full. full: it was, and something waits here.
 
     Its queue is short. What a front end is behind has to gather in the worker, as ids, where it becomes larger chunks:
     in a queue it would only become older. So nothing new is made for one that is full, and no more waits here than one
     batch's messages and a report.
     """
 
-    __slots__ = ("socket", "_frames", "_report")
+    __slots__ = ("_send_now", "_frames", "_report")
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self.socket = socket
+    def __init__(self, send_now: Callable[[bytes], bool]) -> None:
+        self._send_now = send_now
         self._frames: list[bytes] = []
         #: the newest: it has all that the ones before it had
         self._report: bytes | None = None
@@ -30,19 +28,19 @@ class Outbound:
 
     def send(self, frame: bytes) -> None:
         """Send without waiting, or keep."""
-        if self._frames or not try_send(self.socket, frame):
+        if self._frames or not self._send_now(frame):
             self._frames.append(frame)
 
     def report(self, frame: bytes) -> None:
         """The same for a report, in the place of one that waits."""
-        if self.full or not try_send(self.socket, frame):
+        if self.full or not self._send_now(frame):
             self._report = frame
 
     def retry(self) -> None:
         """Send of what waits as much as is taken."""
         sent = 0
-        while sent < len(self._frames) and try_send(self.socket, self._frames[sent]):
+        while sent < len(self._frames) and self._send_now(self._frames[sent]):
             sent += 1
         del self._frames[:sent]
-        if not self._frames and self._report is not None and try_send(self.socket, self._report):
+        if not self._frames and self._report is not None and self._send_now(self._report):
             self._report = None

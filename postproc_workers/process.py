@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+from functools import partial
 
 import zmq
 
@@ -35,7 +36,8 @@ class WorkerProcess:
         self._executor = connect_push(self._context, str(config["executor"]))
         addresses = config["frontends"]
         assert isinstance(addresses, list)
-        self._frontends = [Outbound(connect_push(self._context, address, EMISSIONS_HWM)) for address in addresses]
+        self._sockets = [connect_push(self._context, address, EMISSIONS_HWM) for address in addresses]
+        self._frontends = [Outbound(partial(try_send, socket)) for socket in self._sockets]
         self._poller = zmq.Poller()
         self._poller.register(self._inbound, zmq.POLLIN)
         child.register(self._poller)
@@ -72,8 +74,8 @@ class WorkerProcess:
         was, self._full = self._full, [number for number, frontend in enumerate(self._frontends) if frontend.full]
         if was == self._full:
             return
-        for number, frontend in enumerate(self._frontends):
-            self._poller.register(frontend.socket, zmq.POLLOUT if number in self._full else 0)
+        for number, socket in enumerate(self._sockets):
+            self._poller.register(socket, zmq.POLLOUT if number in self._full else 0)
         self._poller.register(self._inbound, zmq.POLLIN if len(self._full) < len(self._frontends) else 0)
 
     def _report(self) -> None:

@@ -1,69 +1,64 @@
-"""A front end's short queue: nothing overtakes, nothing is lost, and of the reports the newest stays."""
+"""What a front end does not take at once: nothing overtakes, nothing is lost, and of the reports the newest stays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-import zmq
-
-from executor.channel import bind_pull, connect_push, drain
 from postproc_workers.outbound import Outbound
 
-ADDRESS = "inproc://front-end"
+
+class Queue:
+    """Takes so many frames. taken: all of them, in order."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.taken: list[bytes] = []
+
+    def send(self, frame: bytes) -> bool:
+        if not self.room:
+            return False
+        self.room -= 1
+        self.taken.append(frame)
+        return True
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
-@pytest.fixture
-def receiver(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    return bind_pull(context, ADDRESS, 1)
-
-
-@pytest.fixture
-def outbound(context: zmq.Context[zmq.Socket[bytes]], receiver: zmq.Socket[bytes]) -> Outbound:
-    """Between two sockets of a process the marks add up: two frames are taken."""
-    return Outbound(connect_push(context, ADDRESS, 1))
-
-
-def test_what_is_refused_waits_and_leaves_in_order(outbound: Outbound, receiver: zmq.Socket[bytes]) -> None:
+def test_what_is_refused_waits_and_leaves_in_order() -> None:
+    queue = Queue(2)
+    outbound = Outbound(queue.send)
     for number in range(5):
         assert outbound.full is (number > 2)
         outbound.send(b"%d" % number)
-    taken = drain(receiver)
-    assert taken == [b"0", b"1"]
+    assert queue.taken == [b"0", b"1"]
+    queue.room = 1
     outbound.send(b"5")  # there is room, but others wait
-    while outbound.full:
-        outbound.retry()
-        taken += drain(receiver)
-    assert taken == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    outbound.retry()
+    assert queue.taken == [b"0", b"1", b"2"] and outbound.full
+    queue.room = 9
+    outbound.retry()
+    assert queue.taken == [b"0", b"1", b"2", b"3", b"4", b"5"] and not outbound.full
+    outbound.send(b"6")
+    assert queue.taken[-1] == b"6"
 
 
-def test_the_newest_report_comes_behind_all_else(outbound: Outbound, receiver: zmq.Socket[bytes]) -> None:
-    for frame in (b"0", b"1", b"2"):
-        outbound.send(frame)
+def test_the_newest_report_comes_behind_all_else() -> None:
+    queue = Queue(0)
+    outbound = Outbound(queue.send)
+    outbound.send(b"0")
     outbound.report(b"old")
     outbound.report(b"new")
-    outbound.retry()  # nobody has taken anything
-    taken = drain(receiver)
-    while outbound.full:
-        outbound.retry()
-        taken += drain(receiver)
-    assert taken == [b"0", b"1", b"2", b"new"]
+    outbound.send(b"1")
+    queue.room = 2
+    outbound.retry()
+    assert queue.taken == [b"0", b"1"] and outbound.full
+    queue.room = 2
+    outbound.retry()
+    assert queue.taken == [b"0", b"1", b"new"] and not outbound.full
 
 
-def test_a_report_alone_waits_too(outbound: Outbound, receiver: zmq.Socket[bytes]) -> None:
-    for frame in (b"0", b"1"):
-        outbound.report(frame)
-    assert not outbound.full
-    outbound.report(b"2")
-    assert outbound.full
-    assert drain(receiver) == [b"0", b"1"]
-    while outbound.full:  # word of the room takes a moment
-        outbound.retry()
-    assert drain(receiver) == [b"2"]
+def test_a_report_alone_waits_too() -> None:
+    queue = Queue(1)
+    outbound = Outbound(queue.send)
+    for report in (b"0", b"1", b"2"):
+        outbound.report(report)
+    assert queue.taken == [b"0"] and outbound.full
+    queue.room = 1
+    outbound.retry()
+    assert queue.taken == [b"0", b"2"] and not outbound.full
