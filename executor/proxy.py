@@ -324,14 +324,12 @@ class GenerationExecutor:
             return None
         bare = message.around is not None
         cohort = self._cohorts.get(worker)
-        if cohort is not None and cohort.bare is not bare:
-            self._cohorts.pop(worker).dissolve()
-            cohort = None
-        if cohort is not None and cohort.has(rids, epochs):
+        alike = cohort is not None and cohort.bare is bare
+        if cohort is not None and alike and cohort.has(rids, epochs):
             return cohort
         if cohort is not None and cohort.outweighs(rids):
             return None
-        if cohort is not None and cohort.change(rids, epochs, worker, self._pending.get):
+        if cohort is not None and alike and cohort.change(rids, epochs, worker, self._pending.get):
             return cohort
         pendings = list(map(self._pending.get, rids))
         if len(set(rids)) != len(rids) or not Cohort.fits(pendings, epochs, bare):

@@ -143,7 +143,9 @@ class ExpressLane:
         #: by the identity of id -> text, and of what escapes it
         self._tables: dict[tuple[int, int], PieceTable] = {}
         self._kinds: dict[tuple[int, tuple[int, int]], Kind] = {}
-        #: streams with a lane whose front end does not know what stands around their pieces
+        #: streams that have ever been in ``lanes``, and those whose front end does not know what stands around their
+        #: pieces
+        self._entered: set[int] = set()
         self._untold: set[int] = set()
         #: of the last step: its lanes, its column of rids, and its rows that have no lane
         self._cohorts: list[Cohort] = []
@@ -153,12 +155,12 @@ class ExpressLane:
 
     def enter(self, stream: Stream) -> None:
         """The last row of a stream was usual, and the next one will most likely be."""
-        told = stream.lane is not None
-        lane = self.lane(stream)
+        lane, rid = self.lane(stream), stream.rid
         if lane is not None:
-            self.lanes[stream.rid] = lane
-            if not told:
-                self._untold.add(stream.rid)
+            self.lanes[rid] = lane
+            if rid not in self._entered:
+                self._entered.add(rid)
+                self._untold.add(rid)
 
     def lane(self, stream: Stream) -> Lane | None:
         """The lane of a stream, which has not entered by this. None where it has none, or its next text is not simply
@@ -170,6 +172,7 @@ class ExpressLane:
 
     def drop(self, rid: int) -> None:
         """A request is opened anew, or is over."""
+        self._entered.discard(rid)
         self._untold.discard(rid)
         if self.lanes.pop(rid, None) is not None:
             self.leave()

@@ -268,3 +268,18 @@ def test_pieces_of_a_column_that_does_not_stand(proxy: Wired) -> None:
 def test_pieces_that_nobody_can_place_are_late(proxy: Wired) -> None:
     proxy.pieces(b"a", 1, {3: AROUND[3], 5: AROUND[5]})
     assert proxy.bodies == [b"3<a>", b"", b"5<a>"] and proxy.late_rows == 1
+
+
+def test_a_few_events_beside_many_pieces_leave_the_column_alone(proxy: Wired) -> None:
+    clients = [Client() for _ in range(6)]
+    for rid, client in enumerate(clients, 10):
+        proxy.open(request_of(rid, spec_of(CHAT)), client)
+    many, few = Rids((*RIDS, *range(10, 14))), Rids((14, 15))
+    around = {rid: (b"<", b">") for rid in many}
+    for count in (1, 2, 3):
+        proxy.pieces(b"%d" % count, count, around if count == 1 else None, rids=many)
+        proxy.column(count, rids=few)
+        if count == 1:
+            cohort = proxy.cohort_of(10)
+        assert proxy.cohort_of(10) is cohort is not None and proxy.cohort_of(14) is None
+    assert [client.body for client in clients] == [b"<1><2><3>"] * 4 + [b"010203"] * 2
