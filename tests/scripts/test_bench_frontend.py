@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from scripts.bench import pace, step_lag
 from scripts.bench.costs import Cost, Sample, Setting, cost, curves, text
 from scripts.bench.cpu import Process
+from scripts.bench.drain import Clients
 from scripts.bench.stack import kind_of, stage_of
 from scripts.bench_frontend import SWEEP, parse, settings
 from tests.process.server import make_tokenizer
@@ -195,3 +197,32 @@ def test_step_lag_of_a_server(tmp_path: Path) -> None:
     assert 0 < found["p50"] <= found["p99"]
     assert found["buckets"][-1][1] <= found["steps"]
     assert found["bare"]["late"]["p99"] >= found["bare"]["late"]["p50"] >= 0
+
+
+# ------------------------------------------------------------------------------------------------ the clients
+
+
+def test_clients_count_what_they_take() -> None:
+    """Also of those who are there while others still connect; the end of one is not the end of the others."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        clients, served = Clients(), []
+        for number in range(3):
+            clients.connect(host, port, b"GET / HTTP/1.1\r\n\r\n")
+            served.append(listener.accept()[0])
+            assert served[-1].recv(100) == b"GET / HTTP/1.1\r\n\r\n"
+            served[0].sendall(b"data: 1\n\n")
+            assert not clients.take(10) and (clients.events, clients.begun) == (number + 1, 1)
+        served[0].close()
+        for one in served[1:]:
+            one.sendall(b"data: 2\n\ndata: 3\n\n")
+        while clients.begun < 3:
+            assert not clients.take(10)
+        assert (clients.bytes, clients.events) == (7 * 9, 7)
+        ours, theirs = socket.socketpair()
+        clients.watch(ours.fileno())
+        theirs.send(b"\n")
+        while not clients.take(10):
+            pass
+        for left in (*served, ours, theirs):
+            left.close()
