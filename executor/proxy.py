@@ -56,9 +56,8 @@ HARMLESS = 10.0
 
 #: Rows of a message that are worth looking at as a column.
 _COLUMN = 2
-#: Frames, and bytes, after which other things have their turn on the event loop. Under load one frame has a large chunk
-#: for everybody.
-_AT_ONCE, _BYTES_AT_ONCE = 16, 128 << 10
+#: Rows after which other things have their turn on the event loop: each is a write to a connection.
+_ROWS_AT_ONCE = 1024
 
 #: reason of ``Rejected``, where no byte can have been sent -> (what the client is told, HTTP status, seconds until it
 #: may try again)
@@ -274,20 +273,23 @@ class GenerationExecutor:
             logger.warning("dropped a message of kind %s that is not for a front end", type(message).__name__)
 
     def _on_readable(self) -> None:
-        if self._inbound is None:
-            return
-        frames = drain(self._inbound, _AT_ONCE, _BYTES_AT_ONCE)
-        for frame in frames:
-            self._receive_frame(frame)
-        if len(frames) == _AT_ONCE or sum(map(len, frames)) >= _BYTES_AT_ONCE:
+        rows = 0
+        while self._inbound is not None and rows < _ROWS_AT_ONCE:
+            frames = drain(self._inbound, 1)
+            if not frames:
+                return
+            rows += self._receive_frame(frames[0])
+        if self._inbound is not None:
             # The descriptor of a ZeroMQ socket is edge-triggered: nobody calls again for what is left unread. Reading
             # on in a later turn of the loop lets the connections write in between.
             asyncio.get_running_loop().call_soon(self._on_readable)
 
-    def _receive_frame(self, frame: bytes) -> None:
+    def _receive_frame(self, frame: bytes) -> int:
+        """Returns how many rows that were, or what is as much work."""
         message = self._frames.read(frame)
         if message is not None:
             self.receive(message)
+        return 1 + len(message.rids) if isinstance(message, Emissions) else 1
 
     def _emissions(self, message: Emissions) -> None:
         if message.worker in self._lost:

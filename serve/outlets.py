@@ -120,6 +120,9 @@ class Outlet:
         self._buffered = False
         try:
             sent = os.write(self._socket, data)
+        except TimeoutError:  # the kernel's verdict: it says so once, and has said it to us
+            self.drop("seconds")
+            return
         except OSError:  # full, or the client is gone: the transport finds that out, and knows what to do
             sent = 0
         if sent != len(data):

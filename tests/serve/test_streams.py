@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -338,7 +340,7 @@ def test_parts_are_one_event(pair: tuple[socket.socket, socket.socket]) -> None:
         assert pair[1].recv(9000) == b"1392\r\ndata: <" + b"x" * 5000 + b">\n\n\r\na\r\ndata: <>\n\n\r\n"
         bound.outlet.paused()
         bound.stream.feed_parts(b"data: <", b"y", b">\n\n")
-        assert await bound.stream.next() == b"data: <y>\n\n" and bound.outlet.written == 5010 + 10
+        assert await bound.stream.next() == b"data: <y>\n\n" and bound.outlet.written == 9 + 5010 + 10
 
     asyncio.run(main())
 
@@ -367,6 +369,27 @@ def test_a_socket_that_is_broken_is_the_transports_affair(pair: tuple[socket.soc
         pair[1].close()
         bound.stream.feed(b"data: 2\n\n", 0)
         assert bound.pipe.taken == [b"9\r\ndata: 2\n\n\r\n"]
+
+    asyncio.run(main())
+
+
+def test_the_kernels_verdict_is_heard(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a socket is told to the first who asks: the transport would only see that the connection is gone."""
+
+    def write(descriptor: int, data: bytes) -> int:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    async def main() -> None:
+        bound = await streaming(pair[0])
+        monkeypatch.setattr(os, "write", write)
+        bound.stream.feed(b"data: 2\n\n", 0)
+        monkeypatch.undo()
+        assert bound.dropped == ["seconds"] and not bound.outlet.clear and not bound.pipe.taken
+        for _ in range(3):  # turns of the loop
+            await asyncio.sleep(0)
+        assert bound.pipe.aborted
 
     asyncio.run(main())
 
