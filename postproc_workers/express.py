@@ -120,9 +120,8 @@ class Cohort:
         if around is None:
             pieces = [head + piece + tail for (head, tail), piece in zip(self.around, pieces)]
         zeros, sizes = self._zeros, list(map(len, pieces))
-        made = Emissions(worker, self.rids, self._epochs, zeros, counts, zeros, sizes, b"".join(pieces))
-        made.around = around
-        return made
+        payload = b"".join(pieces)
+        return Emissions(worker, self.rids, self._epochs, zeros, counts, zeros, sizes, payload, around=around)
 
     def settle(self) -> None:
         """Give the streams their ids."""
